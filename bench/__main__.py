@@ -29,6 +29,7 @@ NAMES = (
     "credit",
     "flat_groups",
     "updates",
+    "sft",
     "agents",
     "multitenant",
     "fairness",

@@ -180,12 +180,7 @@ def marlaas(manifest, tmp_path, monkeypatch, capfd):
 
 
 def test_a_wrong_field_is_told_by_file_and_line_and_no_folder_is_made(marlaas, tmp_path):
-    assert marlaas(edit="environment: {name: solver-verifier}") == (
-        2,
-        "",
-        "job.yaml:19: spec.environment.args: environment 'solver-verifier' needs the agents solver, verifier; "
-        "the job lacks solver, verifier (its agents: policy)\n",
-    )
+    assert marlaas(edit="environment: {name: solver-verifier}") == (2, "", data(__file__, "wrong_field"))
     assert not (tmp_path / "runs").exists()
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.local.documents import CHANGEABLE
 from marlaas.manifest import InvalidManifest, load
@@ -83,12 +83,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(manifest):
     assert len(load([path]).jobs) == 1
 
 
-POOL = {
-    "apiVersion": "marlaas.dev/v1alpha1",
-    "kind": "ModelPool",
-    "metadata": {"name": "tiny", "annotations": {"note": "a\tb \\ud83d \U0001f600"}},
-    "spec": {"model": {"builtin": "tiny"}},
-}
+POOL = data(__file__, "pool")
 
 
 @pytest.mark.parametrize("indent", [None, 1, "\t"])
@@ -101,9 +96,9 @@ def test_json_means_what_it_means_to_kubectl(indent, ascii_only):
 
 def test_a_pipe_and_standard_input_are_files_read_once_and_count_every_time(manifest, monkeypatch):
     text = yaml.safe_dump(POOL).encode()
-    for data in (manifest("training: {stepz: 3}").read_bytes(), text):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-        if data != text:
+    for content in (manifest("training: {stepz: 3}").read_bytes(), text):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        if content != text:
             with pytest.raises(InvalidManifest, match=r"<stdin>:21: spec.training.stepz: unknown field"):
                 load(["-"])
     reading, writing = os.pipe()

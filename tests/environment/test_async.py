@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Held, Meeting, OrderedReplies, played
+from tests.tables import rows
 
 from marlaas.environment import ToolError, TurnLimit
 from marlaas_api.errors import InvalidInput
@@ -103,19 +104,10 @@ async def two_turns_of_a_conversation_in_any_job(task, agents):
     await asyncio.gather(agents.a.say("one"), agents.a.say("two"))
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (one_conversation_in_two_parts, "give each its own by `begin` or `fork`"),
-        (gathered, "in a task that the episode does not know"),
-        (gathered_in_one_agent, "in a task that the episode does not know"),
-        (a_task_within_a_part, "in a task that the episode does not know"),
-        (two_turns_of_a_conversation_in_any_job, "two turns of one conversation at the same time"),
-    ],
-)
+@pytest.mark.parametrize(("code", "words"), rows(__file__, "strict_tasks"))
 def test_what_would_make_a_strict_episode_depend_on_its_tasks_is_refused(code, words):
     with pytest.raises(InvalidInput, match=words):
-        played(code, is_strict=code is not two_turns_of_a_conversation_in_any_job)
+        played(globals()[code], is_strict="in_any_job" not in code)
 
 
 def test_the_first_parts_error_is_raised_and_all_parts_have_ended():

@@ -19,6 +19,7 @@ from marlaas.envs import own_modules
 from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
+from marlaas.envs.demonstrations import demonstration_of
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
@@ -52,7 +53,7 @@ def test_rows_of_every_kind_of_source_are_tasks_with_their_place(args, places):
     for _ in ("the index is built", "and read from the cache"):
         parts = [made(**args).tasks.part(split) for split in Split]
         tasks = [part.task(at) for part in parts for at in range(len(part))]
-        found = [[one.place.rpartition("/")[2], one.rendered.prompt[0][1], one.rendered.truth] for one in tasks]
+        found = [[one.place.rpartition("/")[2], one.rendered.prompt[0].content, one.rendered.truth] for one in tasks]
         assert sorted(found) == places
 
 
@@ -81,6 +82,19 @@ def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():
 def test_bad_arguments_and_rows_are_refused_with_their_place(args, reason):
     with pytest.raises(InvalidInput, match=reason):
         made(**args)
+
+
+@pytest.mark.parametrize(("args", "turns"), rows(__file__, "data_demonstrations"))
+def test_rows_demonstrate_a_completion_or_every_reply_of_a_conversation_and_bad_rows_are_named(args, turns):
+    def demonstrated():
+        environment = resolve("dataset", {**ARGS, **args}).create()
+        return demonstration_of(environment, Task(Split.TRAIN, 0, 0), ["policy"])["policy"]
+
+    if isinstance(turns, str):
+        with pytest.raises(InvalidInput, match=turns):
+            demonstrated()
+    else:
+        assert [[[one.content for one in before], reply.content] for before, reply in demonstrated()] == turns
 
 
 @pytest.mark.parametrize(("rewards", "reply", "reward", "answer"), rows(__file__, "data_rewards"))

@@ -77,12 +77,8 @@ def test_results_of_games(replies, x, o, metrics):
 @pytest.mark.usefixtures("_from_the_start")
 def test_an_agent_is_told_the_board_and_its_mark():
     _, told = play_ttt("519" + "?")
-    assert told == [
-        ("x", "ttt: 123456789 x"),
-        ("o", "ttt: 1234x6789 o"),
-        ("x", "ttt: o234x6789 x"),
-        ("o", "ttt: o234x678x o"),
-    ]
+    boards = ("123456789", "1234x6789", "o234x6789", "o234x678x")
+    assert told == [(mark, f"ttt: {board} {mark}") for mark, board in zip("xoxo", boards, strict=True)]
 
 
 @pytest.mark.usefixtures("_from_the_start")

@@ -87,23 +87,12 @@ def test_no_variable_module_descriptor_or_package_is_inherited(tmp_path, monkeyp
     assert "ModuleNotFoundError" in run("import marlaas").output
 
 
-IGNORING = "try: signal.signal(number, signal.SIG_IGN)\n    except OSError: pass"
-TOO_LONG = "it took longer than 0.5 s"
-STOPPED = [
-    ("import time\ntime.sleep(10**6)", IMPATIENT, TOO_LONG, 0),
-    ("import os, signal\nos.close(1); os.close(2)\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
-    (f"import signal\nfor number in range(1, 32):\n    {IGNORING}\nwhile True: signal.pause()", IMPATIENT, TOO_LONG, 0),
-    ("while True: pass", Limits(cpu_s=1, wall_s=600), "it used more processor time or memory than it may", 0),
-    ("while True: print('x' * 1000)", GENEROUS, "it printed more than 256 KiB", 256 << 10),
-    ("n = 0\nwhile True: n += 1; open(str(n), 'wb').write(bytes(100_000))", GENEROUS, "it wrote more than 8 MiB or 1000 files", 0),
-    ("import ctypes; ctypes.string_at(0)", GENEROUS, "the interpreter crashed (SIGSEGV)", 0),
-    ("import os; os.abort()", GENEROUS, "the interpreter crashed (SIGABRT)", 0),  # it may signal itself
-]  # fmt: skip
+ONE_SECOND = Limits(cpu_s=1, wall_s=600)
 
 
-@pytest.mark.parametrize(("program", "limits", "stopped", "num_printed"), STOPPED)
+@pytest.mark.parametrize(("program", "limits", "stopped", "num_printed"), rows(__file__, "stopped"))
 def test_what_never_ends_or_crashes_is_stopped_and_told(program, limits, stopped, num_printed):
-    ran = run(program, limits=limits)
+    ran = run(program, limits=globals()[limits])
     assert (ran.stopped, len(ran.output)) == (stopped, num_printed)
     assert unharmed()
 

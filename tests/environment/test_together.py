@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.environment.playing import AFTER, FIRST, ORDERS, SECOND, Meeting, OrderedReplies, agents_of
+from tests.tables import rows
 
 from marlaas import branches
 from marlaas.branches import Branch
@@ -112,19 +113,10 @@ def in_a_thread(agents):
         pool.submit(agents.a.say, "hi").result()
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (nested, "already runs at the same time"),
-        (in_the_main_line, "spoken to in its parts"),
-        (one_conversation_twice, "give each its own by `begin` or `fork`"),
-        (too_many_parts, f"at most {MAX_BRANCHES} parts"),
-        (in_a_thread, "in a thread that the episode does not know"),
-    ],
-)
+@pytest.mark.parametrize(("code", "words"), rows(__file__, "strict_threads"))
 def test_what_would_make_an_episode_depend_on_its_threads_is_refused(code, words):
     with pytest.raises(InvalidInput, match=words):
-        code(agents_of(OrderedReplies()))
+        globals()[code](agents_of(OrderedReplies()))
 
 
 def test_turns_beyond_the_limit_are_refused_at_the_same_time_and_their_numbers_are_used_again():

@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from tests.harness import changed, job_document
 
-from marlaas_api.messages.agent_settings import FolderRef, NameRef, PolicySettings
+from marlaas_api.messages.agent_settings import InitSettings, NameRef, PolicySettings, SftSettings
 from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.messages.packed import PackedArgs
 
@@ -75,8 +75,20 @@ def self_play():
 def judged(judge):
     job = document("judged", tokens=4, environment="teams:once", maxRefill=0)
     (learner,) = job.spec.agents
-    frozen = learner.model_copy(update={"name": "judge", "trainable": False, "init_from": FolderRef(path=str(judge))})
+    frozen = learner.model_copy(
+        update={"name": "judge", "trainable": False, "init_from": InitSettings(path=str(judge))}
+    )
     return named("judged", job, agents=(frozen, learner))
+
+
+def taught():
+    """A job whose first two steps train demonstrations of three rows each; the sampled steps after them have a KL reference."""
+    data = {"source": {"files": str(EXAMPLES.parent / "reversals.jsonl")}, "completion": "{{ reversed }}"}
+    data["prompt"] = [{"role": "user", "content": "reverse: {{ word }}"}]
+    job = document("taught", steps=4, kl={"coefficient": 0.1})
+    (policy,) = job.spec.agents
+    sft = SftSettings(data=PackedArgs(data), steps=2, rows_per_step=3)
+    return named("taught", job, agents=(policy.model_copy(update={"init_from": InitSettings(sft=sft)}),))
 
 
 def candidates():

@@ -42,6 +42,7 @@ def strict_jobs(judge, twin, environment):
         jobs.document("solo").model_copy(update=half),
         jobs.on_two_pools("other"),
         jobs.self_play(),
+        jobs.taught(),
         jobs.candidates(),
         jobs.judged(judge),
         jobs.again(),

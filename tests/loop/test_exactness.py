@@ -18,7 +18,7 @@ from marlaas_worker.trainer.commit import PolicyKey
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STRICT = ("team", "solo", "bases", "self", "choose", "judged", "again", "twin")
+STRICT = ("team", "solo", "bases", "self", "taught", "choose", "judged", "again", "twin")
 FROZEN = ("judge",)
 
 

@@ -14,9 +14,9 @@ from marlaas_worker.orchestrator.data_order import DataOrder, Walk, permuted
 SOLVED, HOPELESS, VARIED = Difficulty.SOLVED, Difficulty.HOPELESS, Difficulty.VARIED
 
 
-def order(tasks: int | None = 4, kind: str = "sequential", seed: int = 7, **skip: object) -> DataOrder:
+def order(tasks: int | None = 4, kind: str = "sequential", seed: int = 7, first: int = 0, **skip: object) -> DataOrder:
     spec = {"order": kind} | ({"tasks": tasks} if tasks else {}) | ({"skip": skip} if skip else {})
-    return DataOrder(DataSettings.model_validate(spec), seed)
+    return DataOrder(DataSettings.model_validate(spec), seed, first)
 
 
 def told(one: DataOrder, *results: tuple[int, Difficulty]) -> DataOrder:
@@ -42,11 +42,13 @@ def test_a_task_rests_once_its_last_groups_agreed_without_variance(after, result
     assert told(order(4, after=after, passes=2), *results).rests(8) == rests
 
 
-def test_what_rests_is_left_out_and_counted_by_why():
-    one = told(order(4, passes=1, maxShare=0.9), (0, VARIED), (1, SOLVED), (2, HOPELESS), (3, VARIED))
-    visits, walk = one.take(Walk(4), 2)
-    assert visits == [4, 7]
-    assert walk == Walk(next_visit=8, in_pass=2, solved=1, hopeless=1)
+@pytest.mark.parametrize("first", [0, 3])
+def test_what_rests_is_left_out_and_counted_by_why_after_the_first_visits_of_another_data_set(first):
+    results = enumerate((VARIED, SOLVED, HOPELESS, VARIED), first)
+    one = told(order(4, first=first, passes=1, maxShare=0.9), *results)
+    visits, walk = one.take(Walk(4 + first), 2)
+    assert ([one.task(visit) for visit in range(first)], visits) == ([*range(first)], [4 + first, 7 + first])
+    assert walk == Walk(next_visit=8 + first, in_pass=2, solved=1, hopeless=1)
 
 
 @given(

@@ -11,6 +11,7 @@ from tests.harness import job_document
 from marlaas_api.messages import (
     Ending,
     GroupOutcome,
+    GroupReady,
     GroupUnused,
     StepClosed,
     StepOutcome,
@@ -127,6 +128,23 @@ def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_th
     assert (type(closed), closed.step, closed.num_groups) == (StepClosed, 0, 0)
     assert steps.recordable({"policy": -1}).no_op
     assert (steps.open.step, steps.open.agents["policy"].base_version) == (1, 0)
+
+
+def test_demonstrated_steps_are_the_next_rows_played_ahead_and_the_first_sampled_step_begins_after_them():
+    steps = fresh(replace(ASYNC, demonstrated=2, rows_per_step=3))
+    assert steps.want(0, {"policy": 0}) == 6
+    rows = [group(index, GroupOutcome.FAULTED if index == 1 else GroupOutcome.SIGNAL) for index in range(6)]
+    assert [one.index for _, one in steps.in_order([({"policy": 0}, one) for one in rows[::-1]])] == list(range(6))
+    messages = [message for one in rows for message in steps.resolve(one, {"policy": 0})]
+    ends = [(one.step, one.num_groups) for one in messages if isinstance(one, StepClosed)]
+    assert ends == [(0, 2), (1, 3)], "a row that cannot be played is not replaced"
+    assert [(one.index, one.staleness) for one in messages if isinstance(one, GroupReady)] == [
+        (index, 0) for index in (0, 2, 3, 4, 5)
+    ]
+    for version in (1, 2):
+        assert steps.want(0, {"policy": version}) == 0
+        steps.recorded(steps.drafts[0], {"policy": version})
+    assert (steps.want(0, {"policy": 2}), steps.is_in_order) == (2, False)
 
 
 def test_a_step_that_trained_no_token_lowers_the_versions_of_the_steps_after_it_which_still_follow_it():

@@ -80,14 +80,13 @@ def cispo(batch, proximal):
     return torch.stack([(p.detach() - m).exp().clamp(max=5.0) * advantage * p for p, m, advantage in tokens]).mean()
 
 
+def sft(batch, proximal):
+    return torch.stack([p * advantage for pi, _, _, advantage in batch for p in pi]).mean()
+
+
 _OF_BOTH: Mapping[str, Callable[[Batch, bool], Tensor]] = {
-    "grpo": grpo,
-    "dr-grpo": dr_grpo,
-    "dapo": dapo,
-    "gspo": gspo,
-    "rloo": rloo,
-    "reinforce++": grpo,  # its advantages differ, which is not seen here
-    "cispo": cispo,
+    **{objective.__name__: objective for objective in (grpo, dapo, gspo, rloo, cispo, sft)},
+    **{"dr-grpo": dr_grpo, "reinforce++": grpo},  # the advantages of reinforce++ differ, which is not seen here
 }
 FORMS: Mapping[str, Mapping[str, Callable[[Batch], Tensor]]] = {
     "behaviour": {name: partial(objective, proximal=False) for name, objective in _OF_BOTH.items()},
@@ -96,6 +95,11 @@ FORMS: Mapping[str, Mapping[str, Callable[[Batch], Tensor]]] = {
 
 
 NONE = Bounds("none")
+
+
+def arithmetic(text):
+    """A number that is written as arithmetic, as in the tables."""
+    return float(eval(str(text), {"log": math.log}))
 
 
 def f64(values):

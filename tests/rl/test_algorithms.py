@@ -6,7 +6,8 @@ from typing import get_args
 
 import pytest
 import torch
-from tests.rl.papers import CAP, FORMS, NONE, config_of, f64, moved, normalised, random_record, record_of
+from tests.rl.papers import CAP, FORMS, NONE, arithmetic, config_of, f64, moved, normalised, random_record, record_of
+from tests.tables import rows as rows_of
 
 from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm
 from marlaas_worker.rl.corrections import CAPS, Bounds
@@ -20,37 +21,14 @@ BATCH = [(1.0, [1.5, 1.0]), (-2.0, [0.5]), (1.0, [2.0, 0.5, 1.0, 1.0])]
 
 # The proximal policy of the same tokens: some of what moved r is staleness, the rest the step's own.
 PROXIMAL = [1.5, 2.5, 0.5, 1.0, 0.5, 4.0, 1.0]
-BY_HAND = [
-    # (1.2 + 1)/2 - 2 * 0.8 + (1.2 + 0.5 + 1 + 1)/4, over 3 sequences
-    ("behaviour", "grpo", (1.1 - 1.6 + 0.925) / 3, [0, 1 / 6, 0, 0, 0.5 / 12, 1 / 12, 1 / 12]),
-    ("behaviour", "reinforce++", (1.1 - 1.6 + 0.925) / 3, [0, 1 / 6, 0, 0, 0.5 / 12, 1 / 12, 1 / 12]),
-    # the same sums, undivided by lengths: over 3 sequences of a budget of 256
-    ("behaviour", "dr-grpo", (2.2 - 1.6 + 3.7) / 768, [0, 1 / 768, 0, 0, 0.5 / 768, 1 / 768, 1 / 768]),
-    # held at 1.28 instead of 1.2, over 7 tokens
-    ("behaviour", "dapo", (2.28 - 1.6 + 3.78) / 7, [0, 1 / 7, 0, 0, 0.5 / 7, 1 / 7, 1 / 7]),
-    # s = sqrt(1.5) is held at 1.0004, 0.5 at 0.9997, and the geometric mean of the third is 1
-    ("behaviour", "gspo", (1.0004 - 2 * 0.9997 + 1) / 3, [0, 0, 0, 1 / 12, 1 / 12, 1 / 12, 1 / 12]),
-    # every token by its ratio, over 3 sequences
-    ("behaviour", "rloo", (2.5 - 1 + 4.5) / 3, [1.5 / 3, 1 / 3, -1 / 3, 2 / 3, 0.5 / 3, 1 / 3, 1 / 3]),
-    # every token by its ratio up to 5, over 7 tokens; it has no correction, and its ratio stays pi / mu
-    ("behaviour", "cispo", (2.5 - 1 + 4.5) / 7, [1.5 / 7, 1 / 7, -1 / 7, 2 / 7, 0.5 / 7, 1 / 7, 1 / 7]),
-    ("proximal", "cispo", (2.5 - 1 + 4.5) / 7, [1.5 / 7, 1 / 7, -1 / 7, 2 / 7, 0.5 / 7, 1 / 7, 1 / 7]),
-    # weights 1.5, 2, .5 | .5 ... 2: rho is 1, 0.4 | 1 | 2 -> held at 1.2, 1, 0.25, 1
-    # (1.5 + 2 * 0.4)/2 - 2 * 0.5 + (1.2 + 0.5 + 2 * 0.25 + 1)/4, over 3 trajectories
-    ("proximal", "grpo", (1.15 - 1.0 + 3.2 / 4) / 3, [1.5 / 6, 0.8 / 6, -1 / 3, 0, 0.5 / 12, 0.5 / 12, 1 / 12]),
-    ("proximal", "dr-grpo", 4.5 / 768, [1.5 / 768, 0.8 / 768, -1 / 768, 0, 0.5 / 768, 0.5 / 768, 1 / 768]),
-    ("proximal", "dapo", (2.3 - 1.0 + 3.28) / 7, [1.5 / 7, 0.8 / 7, -1 / 7, 0, 0.5 / 7, 0.5 / 7, 1 / 7]),
-    # no clip: the first token of the third trajectory weighs 1 * 2
-    ("proximal", "rloo", (2.3 - 1.0 + 4.0) / 3, [1.5 / 3, 0.8 / 3, -1 / 3, 2 / 3, 0.5 / 3, 0.5 / 3, 1 / 3]),
-]
 
 
-@pytest.mark.parametrize(("ratio", "algorithm", "objective", "slopes"), BY_HAND)
+@pytest.mark.parametrize(("ratio", "algorithm", "objective", "slopes"), rows_of(__file__, "by_hand"))
 def test_the_objective_and_its_slopes_are_the_ones_computed_by_hand(ratio, algorithm, objective, slopes):
     correction = NONE if ratio == "behaviour" or algorithm == "cispo" else Bounds("truncated", 2.0)
     loss, gradient = normalised(moved(record_of(BATCH), PROXIMAL), config_of(algorithm, correction, ratio=ratio))
-    assert loss == pytest.approx(-objective)
-    assert torch.allclose(-gradient, f64(slopes), rtol=1e-12, atol=1e-15)
+    assert loss == pytest.approx(-arithmetic(objective))
+    assert torch.allclose(-gradient, f64([arithmetic(one) for one in slopes]), rtol=1e-12, atol=1e-15)
 
 
 def test_gspo_weighs_a_sequence_by_one_number_and_clips_by_another():
@@ -122,7 +100,9 @@ def rows(header):
 def test_the_pages_tables_are_the_registry_the_caps_and_the_words():
     found = {cells[0]: cells[1:7] for cells in rows("algorithm")}
     for name, rule in ALGORITHMS.items():
-        clip = "none" if rule.surrogate == "weighted" else ", ".join(f"{bound:g}" for bound in rule.clip)
+        clip = (
+            "none" if rule.surrogate in ("weighted", "likelihood") else ", ".join(f"{bound:g}" for bound in rule.clip)
+        )
         assert found.pop(name) == [rule.advantage, rule.over, rule.ratio, rule.surrogate, rule.normaliser, clip]
     assert not found
     assert {cells[0]: cells[2] for cells in rows("`correction.type`")} == {

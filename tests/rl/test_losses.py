@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.rl import papers
 from tests.rl.papers import NONE, config_of, f64, lengths_of, moved, normalised, part_of, random_record, record_of
 from tests.tables import rows
 
@@ -190,28 +191,15 @@ def test_a_logprob_that_is_no_number_is_never_masked_away(bounds):
 ALL: tuple[KlEstimator, ...] = ("k1", "k2", "k3")
 
 
-BY_HAND = [
-    # of a token that the reference finds twice as likely
-    ("k1", "dapo", "behaviour", Bounds("none"), 1.0, -LOG2, 1.0 - LOG2),
-    ("k2", "dapo", "behaviour", Bounds("none"), 1.0, LOG2**2 / 2, -LOG2),
-    ("k3", "dapo", "behaviour", Bounds("none"), 1.0, 1.0 - LOG2, -LOG2),
-    # weighed by pi / mu = 8, of which pi_prox / mu is 4
-    ("k3", "dapo", "behaviour", Bounds("none"), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
-    ("k3", "dapo", "behaviour", Bounds("truncated", 2.0), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),
-    ("k3", "dapo", "proximal", Bounds("none"), 8.0, 2.0 * (1.0 - LOG2), -2.0 * LOG2),  # pi / pi_prox alone
-    ("k3", "dapo", "proximal", Bounds("truncated", 3.0), 8.0, 6.0 * (1.0 - LOG2), -6.0 * LOG2),  # 4 is held at 3
-    ("k3", "gspo", "proximal", Bounds("icepop", 5.0), 8.0, 8.0 * (1.0 - LOG2), -8.0 * LOG2),
-    ("k3", "cispo", "proximal", Bounds("none"), 8.0, 5.0 * (1.0 - LOG2), -5.0 * LOG2),  # its own bound
-]
-
-
-@pytest.mark.parametrize(("estimator", "algorithm", "form", "bounds", "ratio", "value", "slope"), BY_HAND)
+@pytest.mark.parametrize(
+    ("estimator", "algorithm", "form", "bounds", "ratio", "value", "slope"), rows(__file__, "kl_by_hand")
+)
 def test_value_slope_and_weight_are_the_ones_computed_by_hand(estimator, algorithm, form, bounds, ratio, value, slope):
     record = moved(record_of([(0.0, [ratio])], [LOG2]), [ratio / 2])
-    config = config_of(algorithm, bounds, kl_coefficient=0.5, kl_estimator=estimator, ratio=form)
+    config = config_of(algorithm, Bounds(*bounds), kl_coefficient=0.5, kl_estimator=estimator, ratio=form)
     loss, gradient = normalised(record, config)
-    assert loss == pytest.approx(0.5 * value)
-    assert gradient.item() == pytest.approx(0.5 * slope)
+    assert loss == pytest.approx(0.5 * papers.arithmetic(value))
+    assert gradient.item() == pytest.approx(0.5 * papers.arithmetic(slope))
 
 
 def drawn(seed):

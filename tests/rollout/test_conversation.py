@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from marlaas_api.messages import ChatMessage, StopReason, ToolCallMessage
 from marlaas_worker.rollout.conversation import BadAppend, extend, read_reply
+from marlaas_worker.rollout.demonstrated import demonstrated
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer, TokenizerUnreadable
 
@@ -138,3 +139,19 @@ def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
 def test_a_template_says_itself_why_it_refuses(template, tools, words):
     with pytest.raises(BadAppend, match=words):
         extend(bpe(vars(chats).get(template, template)), None, user("three"), tuple(tools))
+
+
+@pytest.mark.parametrize(("template", "reply", "text"), rows(__file__, "demonstrations"))
+def test_a_demonstrated_reply_is_what_the_policy_would_have_generated(template, reply, text):
+    tokenizer = bpe(getattr(chats, template))
+    given = ChatMessage(role="assistant", **reply)
+    if text is None:
+        with pytest.raises(BadAppend, match=r"in another way|contains the end token <\|im_end\|>"):
+            demonstrated(tokenizer, None, user("plus"), None, given)
+        return
+    first = demonstrated(tokenizer, None, user("plus"), None, given)
+    assert list(first.completion.output_ids) == [*tokenizer.encode(text), *tokenizer.encode("<|im_end|>")]
+    assert first.prompt.ids.tolist() == extend(tokenizer, None, user("plus")).ids.tolist()
+    said = reply_to(tokenizer, first.prompt, first.completion.output_ids)
+    second = demonstrated(tokenizer, said, user("14"), None, assistant("the"))
+    assert second.prompt.ids.tolist() == extend(tokenizer, said, user("14")).ids.tolist()

@@ -232,21 +232,11 @@ def test_leaves_are_the_turns_from_which_none_goes_on_in_whatever_order_they_cam
     assert ledger(*(turns[place] for place in order)).leaves() == {"a": (3, 6), "b": (4, 3 * BRANCH_TURNS + 1)}
 
 
-@pytest.mark.parametrize(
-    "turn",
-    [
-        asked("a", 0),
-        asked("a", 1, 1),
-        asked("a", BRANCH_TURNS + 3, num_before=2),
-        asked("a", 2, num_before=1),
-        *(asked("a", 8, parent) for parent in (2, 3, 7)),
-    ],
-    ids=["used", "before its parent", "fewer turns before it than in its branch", "also on the main line", *"xyz"],
-)
+@pytest.mark.parametrize("turn", rows(__file__, "wrong_turns"))
 def test_numbers_of_turns_are_checked_and_an_agent_goes_on_from_its_own_turns_only(turn):
     book = ledger(("a", 0, None), ("b", 0, None), ("a", 1, 0), ("b", 1, 0), ("b", 2, 1))
     with pytest.raises(BadChildMessage, match=r"names its turn|not one of its turns"):
-        book.begin(turn)
+        book.begin(asked("a", *turn))
 
 
 def test_turns_are_limited_for_each_agent_on_its_way_and_for_parts_together():

@@ -169,7 +169,7 @@ class TrainerHarness(Harness):
             message = wire.decode(stored.data)
             if isinstance(message, GroupReady) and message.step == step:
                 group = await read_group(self.bus, self.blobs, message, expected)
-                found += weighing(document.spec).segments([group])
+                found += weighing(document.spec.training, document.spec.rollout.max_tokens).segments([group])
         return found
 
 

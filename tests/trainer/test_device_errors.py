@@ -193,19 +193,12 @@ def at(place, error, passes):
     return rule
 
 
-@pytest.mark.parametrize(
-    ("place", "error", "passes", "reason"),
-    [
-        ("backward", torch.OutOfMemoryError("CUDA out of memory"), 3, "TrainingFailed"),
-        ("forward", RuntimeError("a kernel refused its arguments"), 2, "TrainingFailed"),
-        ("backward", None, 1, "UpdateSkipped"),
-    ],
-    ids=["no memory in backward", "error in forward", "not finite"],
-)
+@pytest.mark.parametrize(("place", "text", "passes", "reason"), rows(__file__, "failing_passes"))
 async def test_an_error_in_a_pass_changes_no_bit_of_others(
-    harness, undisturbed, monkeypatch, place, error, passes, reason
+    harness, undisturbed, monkeypatch, place, text, passes, reason
 ):
     frail, sound = job("frail", agent=FRAIL), job("sound")
+    error = text and (torch.OutOfMemoryError if "memory" in text else RuntimeError)(text)
     faults = fragile(monkeypatch, at(place, error, passes))
     await harness.admit(frail)
     await harness.admit(sound)
@@ -246,15 +239,7 @@ async def planned(harness, budget, **training: Any):
     return (await other.trained(job(microbatchTokens=budget, **training), steps=2))[0]
 
 
-@pytest.mark.parametrize(
-    ("place", "algorithm", "fits", "updates"),
-    [
-        ("forward", "grpo", 32, {}),
-        ("backward", "reinforce++", 32, {}),
-        ("forward", "dapo", 16, {"updatesPerStep": 2, "epochs": 2}),
-    ],
-    ids=["forward", "backward", "after an update"],
-)
+@pytest.mark.parametrize(("place", "algorithm", "fits", "updates"), rows(__file__, "fitting_budgets"))
 async def test_a_step_with_a_lowered_budget_is_the_planned_one(harness, monkeypatch, place, algorithm, fits, updates):
     settings: dict[str, Any] = {"algorithm": algorithm, "maxStaleness": 1, **updates}
     document = job(microbatchTokens=PLANNED, **settings)

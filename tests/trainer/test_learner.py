@@ -42,17 +42,18 @@ def slow_step(folder, weights, minibatches, settings):
             value.copy_(weights[name])
     epsilon = settings.get("epsilon", 1e-8)
     optimizer = torch.optim.AdamW(named.values(), lr=settings["rate"], eps=epsilon, weight_decay=0.0)
-    proximal, norms = {}, []
+    proximal, norms, heat = {}, [], 1.0 if settings["algorithm"] == "sft" else TEMPERATURE
     with torch.no_grad():
         for part in (part for parts in minibatches for part in parts):
-            logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
+            logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / heat
             places = np.flatnonzero(part.generated).tolist()
             proximal[id(part)] = [float(logits[at - 1].log_softmax(-1)[int(part.ids[at])]) for at in places]
     for parts in minibatches * settings.get("epochs", 1):
         optimizer.zero_grad()
-        slow_loss(model, parts, proximal, settings).backward()
+        slow_loss(model, parts, proximal, {**settings, "heat": heat}).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(named.values(), settings["max_norm"])))
         optimizer.step()
+    settings["moments"] = {name: optimizer.state[value]["exp_avg"] for name, value in named.items()}
     return {name: value.detach().clone() for name, value in named.items()}, sum(norms) / len(norms)
 
 
@@ -60,7 +61,7 @@ def slow_loss(model, parts, proximal, settings):
     replies: dict[int, Any] = {}
     penalty, bonus, num_replies = torch.zeros(()), torch.zeros(()), len({owner_of(part, parts) for part in parts})
     for part in parts:
-        logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE
+        logits = model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / settings["heat"]
         with torch.no_grad(), model.disable_adapter():
             reference = (model(input_ids=torch.tensor([part.ids.tolist()])).logits[0] / TEMPERATURE).log_softmax(-1)
         places = np.flatnonzero(part.generated).tolist()
@@ -129,9 +130,11 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_mod
     metrics = step(fresh, made)
     settings = {"algorithm": algorithm, "ratio": ratio, "kl": kl, "entropy": entropy, "rate": 1e-3, "max_norm": 0.5}
     expected, norm = slow_step(tiny_model, before, [made], settings)
-    assert (metrics["kl"] > 0) == (kl > 0)
+    assert (metrics.get("kl", 0.0) > 0) == (kl > 0)
     assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
     for name, value in fresh.weights().items():
+        found = fresh.state(0, ()).first_moments[name]
+        assert torch.allclose(found, settings["moments"][name], rtol=0, atol=1e-7), "a tenth of the gradient"
         moved = (value - before[name]).abs().max()
         assert moved > 1e-4
         assert torch.allclose(value, expected[name], atol=2e-5), name
@@ -163,7 +166,7 @@ def test_a_step_of_four_updates_is_the_one_that_a_slow_loop_takes(base, tiny_mod
     settings = {"algorithm": algorithm, "ratio": ratio, "kl": kl, "entropy": 0.0, "rate": rate, "max_norm": 0.5}
     expected, norm = slow_step(tiny_model, before, made, settings | {"epochs": epochs, "epsilon": epsilon})
     assert (metrics["updates"], metrics["grad_norm"]) == (4, pytest.approx(norm, rel=1e-5))
-    assert metrics["clip_fraction"] > 0 or algorithm in ("rloo", "cispo")
+    assert metrics.get("clip_fraction", 0.0) > 0 or algorithm in ("rloo", "cispo", "sft")
     assert metrics["tokens"] == sum(int(part.generated.sum()) for parts in made for part in parts)
     whole, first, reached = (
         torch.cat([one[name].flatten() for name in before]) for one in (expected, before, learner.weights())
@@ -288,6 +291,20 @@ def test_an_adapter_as_kl_reference_is_kept_with_the_job_whatever_becomes_of_its
     again.restore(learner.weights(), read_state(write_state(learner.state(0, ()))))
     kls = [step(each, segments(1), 1)["kl"] for each in (learner, again)]
     assert kls[0] == kls[1] > 1e-6
+
+
+def test_after_supervised_fine_tuning_its_result_is_the_kl_reference_and_the_moments_are_new(base):
+    sft = {"data": {}, "steps": 1, "learningRate": 1e-2}
+    assignment = assignment_of(job(agent={"initFrom": {"sft": sft}}, kl={"coefficient": 0.1}))
+    learner, found = Learner(base, assignment), []
+    learner.begin()
+    for number in range(3):
+        learner.use(assignment.training_at(number))
+        found.append(step(learner, segments(number), number))
+        assert learner.state(number, ()).num_updates == number
+    assert found[0]["perplexity"] == pytest.approx(math.exp(found[0]["loss"]))
+    assert ("ess" in found[0], found[0]["learning_rate"], found[1]["learning_rate"]) == (False, 1e-2, 3e-3)
+    assert found[1]["kl"] < 1e-9 < 1e-6 < found[2]["kl"]
 
 
 def test_a_kl_reference_of_another_rank_and_a_damaged_state_are_refused(base, tmp_path):

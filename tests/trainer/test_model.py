@@ -105,8 +105,7 @@ def test_an_adapter_that_peft_made_computes_the_same_here_or_is_refused_by_name(
     """The trainer's begin of a job, on three probes; PEFT's loaded model is the reference."""
     expected = of_peft(tiny_model, tmp_path, PROBES, **{"target_modules": ["q_proj", "v_proj", "up_proj"], **fields})
     learner = Learner(
-        base,
-        assignment_of(job(agent={"adapter": {"rank": 4, "alpha": 8}, "initFrom": {"path": str(tmp_path)}})),
+        base, assignment_of(job(agent={"adapter": {"rank": 4, "alpha": 8}, "initFrom": {"path": str(tmp_path)}}))
     )
     if refused:
         with pytest.raises(AdapterInvalid, match=f"more than plain LoRA: .*{refused} is "):

@@ -147,6 +147,21 @@ def test_a_turn_that_contradicts_its_group_or_itself_is_refused_with_the_contrad
     assert text in str(caught.value)
 
 
+def test_of_a_demonstration_the_reply_is_trained_without_logprobs_and_only_in_a_step_of_demonstrations():
+    whole, expected = group((0,)), Expectation(0.5, 1000, {0: "a" * 64}, is_demonstrated=True)
+    reply = {"role": "assistant", "content": "a"}
+    given = turn(0, demonstration=reply, version=0, adapter_sha256="", logprobs=b"")
+    check_turn(given, whole, whole.trajectories[0], expected)
+    ((part,),) = Weighing("none", 4, 0).segments([[Trajectory({0: given}, (0,), 0.0)]])
+    assert (part.ids[part.generated].tolist(), part.behaviour.sum(), part.advantage) == ([5, 6], 0.0, 1.0)
+    for wrong, text in (
+        (turn(0), "sampled, and the step trains demonstrations"),
+        (turn(0, demonstration=reply), "2 logp"),
+    ):
+        with pytest.raises(TrajectoryInvalid, match=text):
+            check_turn(wrong.model_copy(update={"version": 0}), whole, whole.trajectories[0], expected)
+
+
 def test_a_turn_may_be_newer_than_its_group_up_to_the_version_that_is_trained_if_turns_refresh():
     whole = group((0,)).model_copy(update={"base_version": 6})
     files = {4: "a" * 64, 6: "b" * 64}

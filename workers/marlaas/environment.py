@@ -27,6 +27,15 @@ called in each episode's process before `play`: open connections, files and thre
 A function `score_group(task, plays)`, as an attribute or method, gives the rewards of a group's episodes by comparing them, after
 all have been played. It returns a score for each `Play`, in their order.
 
+A method or attribute `demonstrate(task)` returns a task's conversation as a list of chat messages (`Message`, or mappings
+as in the chat-completions API), or such a list by agent. Supervised fine-tuning (`training.algorithm: sft`) calls it
+instead of `play`, and trains the assistant's messages:
+
+    def demonstrate(task):
+        a, b = task.draw(lambda rng: (rng.randint(1, 99), rng.randint(1, 99)))
+        return [{"role": "user", "content": f"What is {a} + {b}?"}, {"role": "assistant", "content": str(a + b)}]
+    play.demonstrate = demonstrate
+
 Failures that the policy causes end the episode with the rewards earned so far: too many turns (`TurnLimit`), or a
 failed tool (`with agent.tool():`). Any other exception is a fault of the environment: the episode is not scored, it
 is played again, and the fault is counted. This module imports the standard library and `marlaas_api` only.

@@ -263,6 +263,7 @@ class TurnRequest:
     `tools` holds the JSON text of each function that the chat template shows. None keeps those of the turn before. The
     episode sets `number`, that of the turn among the agent's own (`names.turn_number`), and `num_before`, the turns that the agent
     has had on the way to this one. `choice`: the number of the choice (`Agent.branch`) of which the reply is a candidate. `stop`: strings that end the reply.
+    `demonstration`: the reply itself; then none is sampled.
     """
 
     agent: str
@@ -274,6 +275,7 @@ class TurnRequest:
     num_before: int = 0
     choice: int | None = None
     stop: tuple[str, ...] = ()
+    demonstration: Message | None = None
 
     @property
     def opening(self) -> str:

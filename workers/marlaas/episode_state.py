@@ -165,6 +165,10 @@ class EpisodeState:
         """Return the request with texts that UTF-8 can encode. Count a request whose texts were changed."""
         tools = None if request.tools is None else tuple(encodable(tool) for tool in request.tools)
         changed = replace(request, append=encodable_append(request.append), tools=tools)
+        if request.demonstration is not None:
+            given = encodable_append((request.demonstration,))
+            assert not isinstance(given, str)
+            changed = replace(changed, demonstration=given[0])
         self.num_replaced += changed != request
         return changed
 

@@ -1,17 +1,19 @@
 """The agents of a job: each is one policy with an adapter of its own."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from marlaas_api.kinds.base import Distinct, DnsLabel, PathText, Spec, list_map, matching, rules
 from marlaas_api.kinds.objective import EntropySpec
 from marlaas_api.kinds.optimizer import AgentOptimizer
+from marlaas_api.kinds.sizes import args_problem
 
 LayerName = Annotated[
     str, matching(r"^[A-Za-z_][A-Za-z0-9_]*$", "the last component of a linear layer's name, for example q_proj", 64)
 ]
 
+_NOTHING_TO_BEGIN_WITH = "initFrom needs path, an adapter, or sft, demonstrations; give one of them, or remove initFrom"
 _WINDOW_IS_PAST = "window needs versions: past; remove window, or choose past"
 _OF_POLICY = "an agent with policy has the adapter, pool and training of the agent that it names; remove adapter, trainable, poolRef, initFrom and training"
 _POLICY_IS_ANOTHERS = (
@@ -57,12 +59,53 @@ class AdapterSpec(Spec):
     )
 
 
-class InitFrom(Spec):
-    """An adapter in PEFT format that becomes version 0."""
+def _small(data: dict[str, Any]) -> dict[str, Any]:
+    if problem := args_problem(data, "data"):
+        raise ValueError(problem)
+    return data
 
-    path: PathText = Field(
-        description="Folder with adapter_config.json and adapter_model.safetensors; the pool's workers must be able to read it."
+
+class SftSpec(Spec):
+    """Supervised fine-tuning on a data set, in the job's first steps. The steps after them begin with its result, and with new optimizer moments."""
+
+    data: Annotated[dict[str, Any], AfterValidator(_small)] = Field(
+        description="What is demonstrated, as arguments of the environment dataset: source, and prompt with completion, or messages; at most 64 KiB as text.",
+        max_length=256,
     )
+    steps: int = Field(
+        ge=1,
+        le=10_000_000,
+        description="Number of the job's first steps that train demonstrations, at most training.steps. The rows are trained in their order, and begin again "
+        "after the last one.",
+    )
+    rows_per_step: int = Field(16, ge=1, le=4096, description="Number of rows in one step.")
+    learning_rate: float | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="Learning rate of these steps, without warm-up and decay. Absent: that of the optimizer.",
+    )
+
+
+class InitFrom(Spec):
+    """What the training begins with: an adapter in PEFT format that becomes version 0, supervised fine-tuning, or the one and then the other."""
+
+    model_config = ConfigDict(json_schema_extra=rules(("has(self.path) || has(self.sft)", _NOTHING_TO_BEGIN_WITH)))
+    path: PathText | None = Field(
+        None,
+        description="Folder with adapter_config.json and adapter_model.safetensors; the pool's workers must be able to read it. Absent: a zero adapter.",
+    )
+    sft: SftSpec | None = Field(
+        None,
+        description="Supervised fine-tuning before the other steps (docs/how-to/sft.md). At most one agent of a job has it. The version that it ends with is then "
+        "the reference of a KL penalty that names no other. Absent: none.",
+    )
+
+    @model_validator(mode="after")
+    def _begins_with_something(self) -> Self:
+        if self.path is None and self.sft is None:
+            raise ValueError(_NOTHING_TO_BEGIN_WITH)
+        return self
 
 
 class AgentTraining(Spec):
@@ -123,7 +166,8 @@ class AgentSpec(Spec):
         None, description="Pool that serves and trains this agent. Absent: the job's pool."
     )
     init_from: InitFrom | None = Field(
-        None, description="Initial adapter. Absent: a zero adapter; the policy then equals the base model."
+        None,
+        description="Initial adapter, or demonstrations to begin with. Absent: a zero adapter; the policy then equals the base model.",
     )
     reward_from: Annotated[tuple[RewardPart, ...], Field(max_length=16)] = Field(
         (),

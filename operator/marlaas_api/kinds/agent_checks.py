@@ -14,7 +14,8 @@ def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _training(spec, at, agent)
         yield from _policy(spec, at, agent)
         yield from _rewards(spec, at, agent)
-    if spec.rollout.group_size < 2 and spec.training.baseline.type == "group":
+    yield from _demonstrations(spec)
+    if spec.training.algorithm != "sft" and spec.rollout.group_size < 2 and spec.training.baseline.type == "group":
         text = (
             "groupSize 1 has nothing to compare a reward with; set at least 2, or training.baseline.type: running-mean"
         )
@@ -26,6 +27,28 @@ def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
         yield Problem(
             ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"
         )
+
+
+def _demonstrations(spec: RLJobSpec) -> Iterator[Problem]:
+    """Yield problems of supervised fine-tuning before the job's other steps."""
+    given = [(at, agent, agent.init_from.sft) for at, agent in enumerate(spec.agents) if agent.init_from is not None]
+    having = [(at, agent, sft) for at, agent, sft in given if sft is not None]
+    for number, (at, agent, sft) in enumerate(having):
+        loc: Loc = ("spec", "agents", at, "initFrom", "sft")
+        if number:
+            yield Problem(
+                loc, f"agent '{having[0][1].name}' has sft already, and one agent of a job may have it; remove one"
+            )
+        if spec.training.algorithm == "sft":
+            yield Problem(
+                loc,
+                "every step of the algorithm sft trains demonstrations, those of the environment; remove initFrom.sft",
+            )
+        if not agent.trainable:
+            yield Problem(loc, f"agent '{agent.name}' is not trainable; remove sft, or trainable: false")
+        if sft.steps > spec.training.steps > 0:
+            text = f"{sft.steps} steps of demonstrations, and training.steps is {spec.training.steps}, which counts them; raise training.steps"
+            yield Problem((*loc, "steps"), text)
 
 
 def _training(spec: RLJobSpec, at: int, agent: AgentSpec) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from marlaas_api.kinds.fields import did_you_mean, listed
 from marlaas_api.kinds.modelpool import ModelPool, SandboxBounds
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.rljob import RLJob
+from marlaas_api.kinds.training import RolloutSpec
 from marlaas_api.numeric import quantity, slots_needed
 
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -117,6 +118,11 @@ def _objective(job: RLJob) -> Iterator[Problem]:
     """Yield terms of the loss without effect, or with less effect than the setting suggests."""
     training = job.spec.training
     size = job.spec.rollout.group_size
+    if training.algorithm == "sft":
+        if size not in (1, RolloutSpec().group_size):
+            text = f"groupSize {size} has no effect with sft: a demonstration is a group of one; remove it"
+            yield Problem(("spec", "rollout", "groupSize"), text)
+        return
     if 1 < size < _SMALL_GROUP and training.baseline.type == "group":
         yield Problem(
             ("spec", "rollout", "groupSize"),

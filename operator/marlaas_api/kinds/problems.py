@@ -24,6 +24,7 @@ K = TypeVar("K", bound=Kind)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(\[\])?")
 _FREE_FORM: Loc = ("spec", "environment", "args")
+_FREE_FORM_OF_AGENT: tuple[Loc, Loc] = (("spec", "agents"), ("initFrom", "sft", "data"))
 _METADATA = frozenset(
     {
         "annotations",
@@ -136,7 +137,7 @@ def _strange_metadata(metadata: object) -> Iterator[Problem]:
 
 def _without_nulls(kind: type[Kind], value: Any, loc: Loc = ()) -> Any:
     """Remove nulls, except in free-form arguments and at unknown keys, which are reported later."""
-    if loc == _FREE_FORM:
+    if loc == _FREE_FORM or (loc[:2], loc[3:]) == _FREE_FORM_OF_AGENT:
         return value
     if isinstance(value, Mapping):
         unknown = {key for key, item in value.items() if item is None and _is_unknown(kind, (*loc, key))}

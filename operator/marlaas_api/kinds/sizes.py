@@ -20,12 +20,12 @@ def text_bytes(value: Any) -> int:
     return len(text.encode(errors="surrogatepass"))
 
 
-def args_problem(args: Any) -> str:
-    """Return what is wrong with the size of `environment.args`, empty if nothing is."""
+def args_problem(args: Any, name: str = "args") -> str:
+    """Return what is wrong with the size of `environment.args`, or of arguments of another name; empty if nothing is."""
     found = text_bytes(args)
     if found <= MAX_ARGS_BYTES:
         return ""
-    return f"args has {found} bytes as text, at most {MAX_ARGS_BYTES} are allowed; load large data in the environment"
+    return f"{name} has {found} bytes as text, at most {MAX_ARGS_BYTES} are allowed; load large data in the environment"
 
 
 def object_problem(body: Mapping[str, Any]) -> str:

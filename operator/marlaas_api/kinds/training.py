@@ -69,6 +69,20 @@ _CREDIT_NEEDS_GROUP = (
 )
 _UNEQUAL_UPDATES = "updatesPerStep must divide groupsPerStep, so that every update trains as many groups; choose a divisor of groupsPerStep"
 _RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; use correction to bound rloo's weights"
+_SFT_HAS_NO_REWARDS = (
+    "sft trains demonstrations, which have no rewards and no sampling policy: remove baseline, clip, kl, entropy, correction, overlong and "
+    "data.skip, or choose another algorithm"
+)
+_SFT_RULE = (
+    "!has(self.algorithm) || self.algorithm != 'sft' || ("
+    "(!has(self.baseline) || !has(self.baseline.type) || self.baseline.type == 'group') "
+    "&& (!has(self.clip) || (!has(self.clip.low) && !has(self.clip.high))) "
+    "&& (!has(self.kl) || !has(self.kl.coefficient) || self.kl.coefficient == 0.0) "
+    "&& (!has(self.entropy) || !has(self.entropy.coefficient) || self.entropy.coefficient == 0.0) "
+    "&& (!has(self.correction) || !has(self.correction.type)) "
+    "&& (!has(self.overlong) || ((!has(self.overlong.tokens) || self.overlong.tokens == 0) && (!has(self.overlong.filter) || !self.overlong.filter))) "
+    "&& (!has(self.data) || !has(self.data.skip)))"
+)
 
 
 class RolloutSpec(Spec):
@@ -153,15 +167,17 @@ class TrainingSpec(Spec):
                 "!has(self.updatesPerStep) || (has(self.groupsPerStep) ? self.groupsPerStep : 8) % self.updatesPerStep == 0",
                 _UNEQUAL_UPDATES,
             ),
+            (_SFT_RULE, _SFT_HAS_NO_REWARDS),
             (unchanged("deterministic"), f"deterministic {NO_CHANGE[1]}"),
         )
     )
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = Field(
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"] = Field(
         "dapo",
-        description="RL algorithm; docs/reference/algorithms.md compares them. grpo: advantages are rewards standardised within the group. dr-grpo: centred only, "
+        description="Algorithm; docs/reference/algorithms.md compares them. grpo: advantages are rewards standardised within the group. dr-grpo: centred only, "
         "with equal weight for every token. dapo: grpo with equal weight for every token and a higher upper clip. gspo: one "
         "importance ratio per sequence. rloo: policy gradient without a clip; each reward minus the mean of the group's others. reinforce++: rewards "
-        "standardised over the step; not in strict mode. cispo: clips importance weights and drops no token.",
+        "standardised over the step; not in strict mode. cispo: clips importance weights and drops no token. sft: supervised fine-tuning on the environment's "
+        "demonstrations, each of which is a group of one (docs/how-to/sft.md).",
         json_schema_extra=FIXED,
     )
     steps: int = Field(
@@ -301,7 +317,16 @@ class TrainingSpec(Spec):
             raise ValueError(f"{_UNEQUAL_UPDATES}; found {self.updates_per_step} and {self.groups_per_step}")
         if self.algorithm == "rloo" and (self.clip.low is not None or self.clip.high is not None):
             raise ValueError(_RLOO_HAS_NO_CLIP)
+        if self.algorithm == "sft" and self._has_rl_terms:
+            raise ValueError(_SFT_HAS_NO_REWARDS)
         return self
+
+    @property
+    def _has_rl_terms(self) -> bool:
+        """Whether a setting needs rewards, or a policy that has sampled the tokens."""
+        clip, overlong = self.clip, self.overlong
+        terms = (self.kl.coefficient, self.entropy.coefficient, self.correction.type, overlong.tokens, overlong.filter)
+        return self.baseline.type != "group" or clip != ClipSpec() or any(terms) or self.data.skip is not None
 
 
 class SuiteSpec(Spec):

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from marlaas_api.messages.base import SpecPart
+from marlaas_api.messages.packed import PackedArgs
 
 
 class NameRef(SpecPart):
@@ -13,10 +14,20 @@ class NameRef(SpecPart):
     name: str
 
 
-class FolderRef(SpecPart):
-    """A folder that the pool's workers can read."""
+class SftSettings(SpecPart):
+    """Supervised fine-tuning in the job's first steps. learning_rate: None is that of the optimizer."""
 
-    path: str
+    data: PackedArgs
+    steps: int
+    rows_per_step: int = 16
+    learning_rate: float | None = None
+
+
+class InitSettings(SpecPart):
+    """What the training begins with. path: a folder that the pool's workers can read; None: a zero adapter."""
+
+    path: str | None = None
+    sft: SftSettings | None = None
 
 
 class AdapterSettings(SpecPart):
@@ -86,7 +97,7 @@ class AgentSettings(SpecPart):
     adapter: AdapterSettings = AdapterSettings()
     trainable: bool = True
     pool_ref: NameRef | None = None
-    init_from: FolderRef | None = None
+    init_from: InitSettings | None = None
     reward_from: tuple[RewardShare, ...] = ()
     training: AgentTrainingSettings | None = None
 

@@ -5,10 +5,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from marlaas_api.messages.agent_settings import AgentSettings, AgentTrainingSettings, EntropySettings, NameRef
+from marlaas_api.messages.agent_settings import (
+    AgentSettings,
+    AgentTrainingSettings,
+    EntropySettings,
+    NameRef,
+    SftSettings,
+)
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
-from marlaas_api.names import eval_index
+from marlaas_api.names import eval_index, group_token
 from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
@@ -182,7 +188,7 @@ class DataSettings(SpecPart):
 class TrainingSettings(SpecPart):
     """Algorithm, loss, optimizer and data."""
 
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"] = "dapo"
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"] = "dapo"
     steps: int
     groups_per_step: int = 8
     updates_per_step: int = 1
@@ -330,12 +336,51 @@ class JobSpec(SpecPart):
         """Return the sampling of a group's turns: that of training, or of the suite. Raises ValueError for a name of no group of the job."""
         index = eval_index(group)
         if index is None:
-            return self.rollout
+            return self.rollout.model_copy(update={"group_size": 1}) if self.demonstrates(group) else self.rollout
         suite, _ = self.evaluation.at(index)
         own: dict[str, object] = {"group_size": suite.samples}
         own |= {} if suite.temperature is None else {"temperature": suite.temperature}
         own |= {} if suite.max_tokens is None else {"max_tokens": suite.max_tokens}
         return self.rollout.model_copy(update=own)
+
+    @property
+    def learner(self) -> AgentSettings | None:
+        """The agent that begins with supervised fine-tuning (`initFrom.sft`); None if there is none."""
+        return next((one for one in self.agents if one.init_from is not None and one.init_from.sft is not None), None)
+
+    @property
+    def sft(self) -> SftSettings | None:
+        """The supervised fine-tuning of the first steps."""
+        learner = self.learner
+        return None if learner is None or learner.init_from is None else learner.init_from.sft
+
+    @property
+    def demonstrated_steps(self) -> int:
+        """Number of the first steps that train demonstrations; all, with the algorithm `sft`."""
+        if self.training.algorithm == "sft":
+            return self.training.steps
+        return 0 if self.sft is None else self.sft.steps
+
+    @property
+    def demonstrated_groups(self) -> int:
+        """Number of the first groups that are demonstrated, with `initFrom.sft`."""
+        return 0 if self.sft is None else self.sft.steps * self.sft.rows_per_step
+
+    @property
+    def rows_per_step(self) -> int:
+        """Number of groups in a step that trains demonstrations."""
+        return self.training.groups_per_step if self.sft is None else self.sft.rows_per_step
+
+    @property
+    def group_size(self) -> int:
+        """Number of episodes in a group of training, after the demonstrations of `initFrom.sft`. A demonstration is a group of one."""
+        return 1 if self.training.algorithm == "sft" else self.rollout.group_size
+
+    def demonstrates(self, group: str) -> bool:
+        """Return whether a group's turns are demonstrated, not sampled. Raises ValueError for a name of no group."""
+        token = group_token(group)
+        is_first = token.startswith("t") and self.demonstrated_groups > int(token[1:])
+        return is_first or (token.startswith("t") and self.training.algorithm == "sft")
 
     @property
     def num_pinned(self) -> int:
@@ -349,23 +394,25 @@ class JobSpec(SpecPart):
     @property
     def open_episodes(self) -> int:
         """Number of training episodes that may be open at once: those of the steps in flight, as far as sandboxes play them."""
-        in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.rollout.group_size
-        return min(in_steps, self.environment.concurrency * self.environment.replicas)
+        in_steps = (1 + self.training.max_staleness) * self.training.groups_per_step * self.group_size
+        demonstrated = 2 * self.rows_per_step if self.demonstrated_steps else 0
+        return min(max(in_steps, demonstrated), self.environment.concurrency * self.environment.replicas)
 
     @property
     def steps_ahead(self) -> int:
         """Number of steps whose groups may be issued before an earlier step is on record.
 
-        With several policies a strict job issues one: a turn waits only for the commit of its own agent.
+        With several policies a strict job issues one: a turn waits only for the commit of its own agent. Demonstrations wait for none.
         """
-        return self.training.max_staleness or int(len(self.policies) > 1)
+        return self.training.max_staleness or int(len(self.policies) > 1 or self.demonstrated_steps > 0)
 
     def num_copies(self, agent: AgentSettings) -> int:
         """Return the number of copies of its adapter's size that an agent needs in the trainer.
 
         Weights, gradient and two moments; the KL reference; the parameters of the step's beginning, where a step is several updates.
         """
-        has_first = agent.trainable and self.training.has_several_updates and self.training.ratio == "proximal"
+        is_proximal = self.training.ratio == "proximal" and self.training.algorithm != "sft"
+        has_first = agent.trainable and self.training.has_several_updates and is_proximal
         return TRAINED_COPIES + self.has_reference_adapter(agent) + has_first
 
     def has_reference_adapter(self, agent: AgentSettings) -> bool:
@@ -381,4 +428,23 @@ class JobSpec(SpecPart):
         optimizer = self.training.optimizer.model_copy(update=given)
         return self.training.model_copy(
             update={"optimizer": optimizer, "entropy": own.entropy or self.training.entropy}
+        )
+
+    def sft_of(self, agent: AgentSettings) -> TrainingSettings | None:
+        """Return the settings of an agent's first steps, if they train demonstrations and the others do not; None otherwise."""
+        learner, sft = self.learner, self.sft
+        if learner is None or sft is None or learner.name != agent.name:
+            return None
+        own = self.training_of(agent)
+        rate = own.optimizer.learning_rate if sft.learning_rate is None else sft.learning_rate
+        constant = {"learning_rate": rate, "schedule": "constant", "warmup_steps": 0, "min_learning_rate_ratio": None}
+        return TrainingSettings(
+            algorithm="sft",
+            steps=sft.steps,
+            groups_per_step=sft.rows_per_step,
+            microbatch_tokens=own.microbatch_tokens,
+            optimizer=own.optimizer.model_copy(update=constant),
+            max_staleness=own.max_staleness,
+            deterministic=own.deterministic,
+            seed=own.seed,
         )

@@ -79,6 +79,7 @@ class StepRecord(JobMessage):
     episodes. outcomes: for jobs that may skip tasks, the difficulty of each resolved task. num_dropped, dropped_tokens:
     groups that were too stale to train, and their generated tokens. skipped_*: visits to tasks that were skipped since
     the previous step. usage: by agent, what the episodes of the resolved groups used, and the trainer for the step.
+    is_demonstrated: the step trained demonstrations; they have no rewards, so reward_mean is 0 and means nothing.
     """
 
     step: int
@@ -104,6 +105,7 @@ class StepRecord(JobMessage):
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
     agents: dict[str, AgentStep] = Field(default_factory=dict)
     plays: StepPlays = StepPlays()
+    is_demonstrated: bool = False
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric over the agents; 0 if no agent has it."""

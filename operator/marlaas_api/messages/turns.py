@@ -44,6 +44,7 @@ class GenerateRequest(JobMessage):
 
     The request's id is `names.request_id(episode, turn)`. parent: None begins a conversation; otherwise the turn whose
     conversation continues (turns may branch). append: chat messages, or raw text that bypasses the template.
+    demonstration: the assistant's message that is recorded as the reply, of a group that is demonstrated; the engine does not run.
     max_tokens: None is the job's own limit, which a request can only lower. stop: strings that end the reply, beside the job's. tools: the JSON text of each function for
     the chat template; None: those of the parent, or none in a new conversation.
 
@@ -60,6 +61,7 @@ class GenerateRequest(JobMessage):
     parent: Integer | None
     append: tuple[ChatMessage, ...] | str
     tools: tuple[str, ...] | None = None
+    demonstration: ChatMessage | None = None
     max_tokens: Integer | None = None
     stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = ()
     deadline_s: float = Field(allow_inf_nan=False)
@@ -149,6 +151,7 @@ class Turn(JobMessage):
     to the engine; of such a prompt, only the beginning and a digest are recorded, with its length, `unfit_tokens`, and that of the
     window, `context_tokens`; otherwise both are 0. num_preemptions: of the job before the
     request. is_overtime: whether the turn's time limit ended it, with the stop reason LENGTH.
+    demonstration: from the request; such a turn was not sampled, so it has no version, adapter, logprobs and cost.
     """
 
     agent: str
@@ -175,5 +178,6 @@ class Turn(JobMessage):
     unfit_tokens: int = 0
     context_tokens: int = 0
     is_overtime: bool = False
+    demonstration: ChatMessage | None = None
     replica: str
     at: float

@@ -41,6 +41,9 @@ class CharacterTokenizer:
         said = [(one.role, one.content.strip() if self.trims else one.content) for one in messages]
         return "".join(f"<{role}>{content}~" for role, content in said) + "<assistant>"
 
+    def whole(self, messages, tools=()):
+        return self.render(messages).removesuffix("<assistant>")
+
     def encode(self, text):
         return [END if character == "~" else ord(character) for character in text]
 

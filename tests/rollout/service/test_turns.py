@@ -34,6 +34,21 @@ async def test_a_turn_is_recorded_and_then_answered(harness):
     assert turn.adapter_sha256[:16] == tensors.rsplit("/", 1)[1][:16], "the bytes of the version that answered"
 
 
+async def test_a_demonstrated_turn_is_recorded_without_the_engine_and_only_in_a_job_that_trains_demonstrations(harness):
+    replica, taught = await harness.serving(training={"algorithm": "sft", "steps": 2})
+    given = ChatMessage(role="assistant", content="sure")
+    request = taught.request(demonstration=given)
+    reply = await harness.result(request)
+    assert (reply.text, reply.stop_reason, reply.num_tokens) == ("sure", StopReason.STOP, 5)
+    assert (replica.engine.calls, len(replica.engine.loads)) == ([], 0), "no version is loaded"
+    turn = await harness.turn(request)
+    assert unpack_ids(turn.output_ids).tolist() == [*map(ord, "sure"), 1]
+    assert (turn.demonstration, turn.logprobs, turn.meter.prompt_tokens, turn.meter.output_tokens) == (given, b"", 0, 0)
+    for wrong in taught.request(index=1), (await harness.job("other")).request(demonstration=given):
+        refused = await harness.failure(wrong)
+        assert (refused.retryable, "only the steps of supervised fine-tuning" in refused.error) == (False, True)
+
+
 @pytest.mark.parametrize(("limits", "max_s"), rows(__file__, "time_limits"))
 async def test_a_turn_that_the_time_limit_ends_is_a_cut_reply_with_the_tokens_that_it_has(harness, limits, max_s):
     replica, job = await harness.serving(**limits)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from marlaas.chat.conversations import conversation_line, speaker_name
 from marlaas.cli.app import FAILED, complain
-from marlaas.environment import Split
+from marlaas.environment import Split, Task
 from marlaas.manifest.data_sets import DataJob, data_jobs
 from marlaas_api.errors import InvalidInput
 
@@ -55,15 +55,16 @@ def _shown(job: DataJob, num: int, split: Split, as_json: bool) -> dict[str, Any
     sys.path.insert(0, str(job.folder))
     resolve("dataset", job.args)
     data = _opened(job)
-    facts = {one: report.part_facts(data.tasks.part(one), job.count) for one in Split}
+    count = None if job.reader is None else job.reader.count
+    facts = {one: report.part_facts(data.tasks.part(one), count) for one in Split}
     limits = report.Limits(
         None if job.pool is None else job.pool.spec.rollout.max_model_len, job.job.spec.rollout.max_tokens
     )
     notes = [*data.notes, *report.warnings(data.tasks, facts, limits, job.job.spec.training.data.tasks)]
-    if data.rewards.left_out:
+    if data.rewards is not None and data.rewards.left_out:
         notes.append(f"rewards are shown without {', '.join(data.rewards.left_out)}, which only the job can give")
     try:
-        tasks = list(report.shown(data, split, num, job.count))
+        tasks = list(report.shown(data, split, num, count, None if job.reader is None else job.reader.trained))
     except InvalidInput:
         raise
     except Exception as error:
@@ -72,6 +73,12 @@ def _shown(job: DataJob, num: int, split: Split, as_json: bool) -> dict[str, Any
     files = [{"file": str(one.file), "sha256": one.sha256} for one in data.tasks.files()]
     if not as_json:
         _print(job, files, facts, tasks)
+        if job.sft is not None:
+            rows = job.sft.steps * job.sft.rows_per_step
+            passes = rows / facts[Split.TRAIN].num_rows
+            typer.echo(
+                f"\n{job.sft.steps} steps of {job.sft.rows_per_step} rows: {passes:.2f} passes over the training rows"
+            )
         for text in [*notes, *(text for one in tasks for text in report.task_warnings(one))]:
             complain(f"warning: {text}")
     return {
@@ -94,7 +101,10 @@ def _opened(job: DataJob) -> Any:
     from marlaas.envs.dataset.environment import Dataset
 
     try:
-        return Dataset(**job.args)
+        data = Dataset(**job.args)
+        if job.demonstrates:
+            data.demonstrate(Task(Split.TRAIN, 0, 0))
+        return data
     except InvalidInput as error:
         problems = getattr(error, "problems", None) or [str(error)]
         raise InvalidInput("\n".join(f"{job.name}: {text}" for text in problems)) from error
@@ -111,7 +121,7 @@ def _print(job: DataJob, files: Sequence[dict[str, str]], facts: Any, tasks: Seq
     longest = max((one.longest for one in (train, held_out) if one.longest), key=lambda one: one[1], default=None)
     if longest is not None:
         console.print(f"  longest prompt: {longest[1]:,} tokens ({longest[0]})")
-    elif job.count is None:
+    elif job.reader is None:
         console.print("  the tokenizer of the pool's model is not on this machine, so tokens are not counted")
     for one in tasks:
         _print_task(console, one)
@@ -119,13 +129,16 @@ def _print(job: DataJob, files: Sequence[dict[str, str]], facts: Any, tasks: Seq
 
 def _print_task(console: Console, one: Any) -> None:
     console.print(Text(f"\ntask {one.index}  {one.task.place}", style="bold"))
-    for role, content in one.task.rendered.prompt:
-        console.print(conversation_line(speaker_name(role, None), content, role))
+    for message in one.task.rendered.conversation or one.task.rendered.prompt:
+        console.print(conversation_line(speaker_name(message.role, None), message.content, message.role))
     table = Table.grid(padding=(0, 2))
     if one.tokens is not None:
         table.add_row("tokens", str(one.tokens))
+    for reply in one.trained:
+        table.add_row("trained", Text(reply.problem or f"{reply.num_tokens} tokens: {reply.text}"))
     if one.of_truth is not None:
         table.add_row("truth", Text(one.task.rendered.truth))
         table.add_row("reward of the truth", f"{one.of_truth.reward:g}")
-    table.add_row("reward of an empty reply", f"{one.of_empty.reward:g}")
+    if one.of_empty is not None:
+        table.add_row("reward of an empty reply", f"{one.of_empty.reward:g}")
     console.print(table)

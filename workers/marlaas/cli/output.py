@@ -98,7 +98,7 @@ def _order(worst: bool, best: bool, any_: bool) -> EpisodeOrder:
 
 def _placed(opened: OpenedJob, fresh: Sequence[EpisodeRecord] | None = None) -> list[Played]:
     spec = opened.document.spec
-    around = JobContext(opened.name, spec.rollout.group_size, comparison_of(spec), opened.steps(), spec.agents)
+    around = JobContext(opened.name, spec.group_size, comparison_of(spec), opened.steps(), spec.agents)
     if fresh is None:
         return placed(files.read(opened.folder), around)
     ids = {record.episode for record in fresh}

@@ -36,9 +36,13 @@ def _job(job: RLJob) -> str:
     training, rollout = job.spec.training, job.spec.rollout
     pools = [name for name in job.spec.pools if job.spec.agents_on(name)]
     episodes = f"{training.groups_per_step} x {rollout.group_size} episodes"
+    if training.algorithm == "sft":
+        episodes = _counted(training.groups_per_step, "demonstration")
+    given = (agent.init_from.sft for agent in job.spec.agents if agent.init_from is not None)
+    first = [f"the first {_counted(sft.steps, 'step')} of {sft.rows_per_step} demonstrations" for sft in given if sft]
     return (
         f"{training.algorithm}, {_counted(training.steps, 'step')} of {episodes} of {_environment(job.spec.environment)} "
-        f"on {'pools' if len(pools) > 1 else 'pool'} {listed(pools)}"
+        f"on {'pools' if len(pools) > 1 else 'pool'} {', '.join([listed(pools), *first])}"
     )
 
 

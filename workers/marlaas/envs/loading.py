@@ -23,10 +23,14 @@ from marlaas.envs import BUILTINS
 from marlaas.envs.leftovers import HOOK, ProcessState, told
 from marlaas_api.errors import InvalidInput
 
+DEMONSTRATE = "demonstrate"
+"""Name of the function that returns a task's demonstration."""
 _SCALARS = (bool, int, float, str)
 _NUM_GIVEN = 2
 COMPARISON = "score_group"
 """Name of the function that compares the episodes of a group."""
+_OPTIONAL = {"named_agents": "agents_of", "hook": HOOK, "comparison": COMPARISON, "demonstrate": DEMONSTRATE}
+"""Functions that an environment may have, by the field that holds each."""
 _ASYNC = "marlaas.async_environment"
 """Imported once for all episodes, which are forked, and only for environments that need it: asyncio takes a while."""
 
@@ -35,8 +39,9 @@ _ASYNC = "marlaas.async_environment"
 class Environment:
     """An environment that is ready to play.
 
-    is_async: its `play` is `async def`. hook: its `start_episode`, if it has one. notes: sentences of a builtin on its tasks. comparison: its
-    `score_group`, if it has one.
+    is_async: its `play` is `async def`. hook: its `start_episode`, if it has one. notes: sentences of a builtin on its tasks.
+    comparison: its `score_group`, if it has one. demonstrate: its function of that name, which returns a task's chat messages
+    (`demonstrations`); None: it has none.
     """
 
     code: Callable[..., object]
@@ -46,6 +51,7 @@ class Environment:
     hook: Callable[[Task], object] | None = None
     notes: tuple[str, ...] = ()
     comparison: Callable[[Task, Sequence[Play]], object] | None = None
+    demonstrate: Callable[[Task], Any] | None = None
 
     @property
     def compares(self) -> bool:
@@ -128,6 +134,14 @@ class EnvironmentCode:
             )
         return tuple(needed)
 
+    def check_demonstrates(self) -> None:
+        """Raise InvalidInput if the environment has no `demonstrate`."""
+        if getattr(self.target, DEMONSTRATE, None) is None:
+            raise InvalidInput(
+                f"environment {self.name!r} has no function `{DEMONSTRATE}`, and sft trains demonstrations: give it one that returns a list of "
+                "chat messages, or choose another training.algorithm"
+            )
+
     def create(self) -> Environment:
         """Create the environment. Raises the exceptions of its `__init__`."""
         is_async = inspect.iscoroutinefunction(_play_of(self.target))
@@ -135,21 +149,18 @@ class EnvironmentCode:
             importlib.import_module(_ASYNC)
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
-            agents_of, hook = getattr(made, "agents_of", None), getattr(made, HOOK, None)
             notes = made.notes if self.name in BUILTINS and hasattr(made, "notes") else ()
-            compared = getattr(made, COMPARISON, None)
-            return Environment(
-                made.play, _takes_all(made.play, has_self=False), agents_of, is_async, hook, notes, compared
-            )
+            own: dict[str, Any] = {field: getattr(made, name, None) for field, name in _OPTIONAL.items()}
+            takes_all = _takes_all(made.play, has_self=False)
+            return Environment(made.play, takes_all, is_async=is_async, notes=notes, **own)
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)
 
-        own = (getattr(self.target, name, None) for name in ("agents_of", HOOK, COMPARISON))
-        agents_of, hook, compared = (None if one is None else partial(one, **self.args) for one in own)
-        return Environment(
-            play_with_args, _takes_all(self.target, has_self=False), agents_of, is_async, hook, (), compared
-        )
+        found = {field: getattr(self.target, name, None) for field, name in _OPTIONAL.items()}
+        own = {field: None if one is None else partial(one, **self.args) for field, one in found.items()}
+        takes_all = _takes_all(self.target, has_self=False)
+        return Environment(play_with_args, takes_all, is_async=is_async, **own)
 
 
 def load(name: str, args: Mapping[str, Any], agents: Sequence[str]) -> tuple[Environment, tuple[str, ...]]:
@@ -181,6 +192,7 @@ def resolve(name: str, args: Mapping[str, Any]) -> EnvironmentCode:
         raise InvalidInput(
             f"{what}: its `{COMPARISON}` is {compared!r:.80}; expected a function of a task and its episodes"
         )
+    _check_demonstrate(what, getattr(target, DEMONSTRATE, None))
     _check_args(what, target, args)
     return EnvironmentCode(name, target, dict(args))
 
@@ -237,6 +249,12 @@ def _check_hook(what: str, hook: object, play: Callable[..., Any]) -> None:
         raise InvalidInput(f"{what}: its `{HOOK}` is {hook!r:.80}; expected a function of a task")
     if inspect.iscoroutinefunction(hook) and not inspect.iscoroutinefunction(play):
         raise InvalidInput(f"{what}: its `{HOOK}` is `async def` and its `play` is not; make both or none `async def`")
+
+
+def _check_demonstrate(what: str, demonstrate: object) -> None:
+    if demonstrate is None or (callable(demonstrate) and not inspect.iscoroutinefunction(demonstrate)):
+        return
+    raise InvalidInput(f"{what}: its `{DEMONSTRATE}` is {demonstrate!r:.80}; expected a plain function of a task")
 
 
 def _check_args(what: str, target: Callable[..., Any], args: Mapping[str, Any]) -> None:

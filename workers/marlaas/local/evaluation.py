@@ -8,7 +8,7 @@ from marlaas.local.documents import DesiredState
 from marlaas.manifest.references import adapter_shape
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument
-from marlaas_api.messages.agent_settings import AdapterSettings, AgentSettings, FolderRef
+from marlaas_api.messages.agent_settings import AdapterSettings, AgentSettings, InitSettings
 from marlaas_api.messages.job_spec import ExportSettings
 
 Adapters = Mapping[str, Path]
@@ -47,4 +47,4 @@ def _only_evaluating(job: JobDocument, adapters: Adapters) -> JobDocument:
 def _with(agent: AgentSettings, folder: Path) -> AgentSettings:
     rank, alpha = adapter_shape(folder)
     shape = AdapterSettings(rank=rank, alpha=alpha)
-    return agent.model_copy(update={"adapter": shape, "init_from": FolderRef(path=str(folder.absolute()))})
+    return agent.model_copy(update={"adapter": shape, "init_from": InitSettings(path=str(folder.absolute()))})

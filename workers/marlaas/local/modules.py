@@ -30,9 +30,12 @@ def data_files(jobs: Iterable[JobDocument]) -> dict[str, tuple[ModuleFile, ...]]
     """Return, by job key, the files of data sets, which have been checked before. A file that is gone is left out."""
     found = {}
     for job in jobs:
-        if job.spec.environment.name == DATASET:
-            sources = sources_of(parsed(job.spec.environment.args))
-            files = [file for source, name in sources for file in files_of(source, name)]
+        environment = job.spec.environment
+        given = [environment.args] if environment.name == DATASET else []
+        given += [] if job.spec.sft is None else [job.spec.sft.data]
+        sources = [one for args in given for one in sources_of(parsed(args))]
+        files = [file for source, name in sources for file in files_of(source, name)]
+        if files:
             found[job.ref.key] = tuple(ModuleFile(file=str(file.path), sha256=digest(file)) for file in files)
     return found
 

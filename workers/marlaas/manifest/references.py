@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from marlaas.envs.loading import refuse_shadows
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
-from marlaas_api.kinds.agent import AdapterSpec, AgentSpec
+from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_worker.peft_config import other_base, unsupported_fields
 
@@ -46,9 +47,7 @@ def anchored_job(job: RLJob, folder: Path) -> RLJob:
     agents = tuple(
         agent
         if agent.init_from is None
-        else agent.model_copy(
-            update={"init_from": agent.init_from.model_copy(update={"path": anchored(agent.init_from.path, folder)})}
-        )
+        else agent.model_copy(update={"init_from": _anchored_init(agent.init_from, folder)})
         for agent in job.spec.agents
     )
     training = job.spec.training
@@ -62,6 +61,15 @@ def anchored_job(job: RLJob, folder: Path) -> RLJob:
         environment = environment.model_copy(update={"args": _anchored_data(environment.args, folder)})
     changed = {"agents": agents, "training": training, "environment": environment}
     return job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+
+
+def _anchored_init(given: InitFrom, folder: Path) -> InitFrom:
+    update: dict[str, Any] = {}
+    if given.path is not None:
+        update["path"] = anchored(given.path, folder)
+    if given.sft is not None:
+        update["sft"] = given.sft.model_copy(update={"data": _anchored_data(given.sft.data, folder)})
+    return given.model_copy(update=update)
 
 
 def _anchored_data(args: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -117,7 +125,7 @@ def _given(job: RLJob) -> Iterator[tuple[Loc, AgentSpec, str]]:
     """Yield the field, the agent and the folder of every adapter that a job begins with or refers to."""
     reference = job.spec.training.kl.reference.path
     for at, agent in enumerate(job.spec.agents):
-        if agent.init_from is not None:
+        if agent.init_from is not None and agent.init_from.path is not None:
             yield ("spec", "agents", at, "initFrom", "path"), agent, agent.init_from.path
         if reference is not None and agent.trainable and agent.policy is None:
             yield ("spec", "training", "kl", "reference", "path"), agent, reference
@@ -185,11 +193,33 @@ def _adapter_config(file: Path) -> dict[str, Any]:
     return read if isinstance(read, dict) else {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """An environment that a job names, or the data set of its supervised fine-tuning.
+
+    agents: that it is for. loc: of the arguments, in the job.
+    """
+
+    job: Placed[RLJob]
+    name: str
+    args: dict[str, Any]
+    agents: tuple[str, ...]
+    demonstrates: bool
+    loc: Loc
+
+    def at(self, loc: Sequence[str | int] = ()) -> Loc:
+        """Return the most specific field that can be blamed. loc: below the arguments, if it is known."""
+        if self.name in BUILTINS:
+            return (*self.loc, *loc)
+        return ("spec", "environment") if ":" in self.name else ("spec", "environment", "name")
+
+
 def check_environments(
     jobs: Iterable[Placed[RLJob]], timeout_s: float = TIMEOUT_S
 ) -> tuple[list[Finding], list[Finding]]:
     """Return errors of the jobs' environments, and notes on them. A user's module is searched beside the manifest, then on PYTHONPATH."""
-    named = [job for job in jobs if job.object.spec.environment.name is not None]
+    jobs = list(jobs)
+    named = [question for job in jobs for question in _questions(job)]
     errors: list[Finding] = []
     notes: list[Finding] = []
     for folder, together in groupby(sorted(named, key=_folder), key=_folder):
@@ -197,40 +227,56 @@ def check_environments(
         try:
             refuse_shadows(folder)
         except InvalidInput as error:
-            own = [job for job in batch if own_modules(*_named(job.object))]
-            errors += [job.source.finding(Problem(("spec", "environment"), str(error))) for job in own]
-            batch = [job for job in batch if job not in own]
-        for job, found in zip(batch, _checked(folder, batch, timeout_s), strict=False):
-            errors += job.source.findings(Problem(_where(job.object, found.loc), text) for text in found.problems)
-            notes += job.source.findings(Problem(_where(job.object), text) for text in found.notes)
+            own = [one for one in batch if own_modules(one.name, one.args)]
+            errors += [one.job.source.finding(Problem(("spec", "environment"), str(error))) for one in own]
+            batch = [one for one in batch if one not in own]
+        for one, found in zip(batch, _checked(folder, batch, timeout_s), strict=False):
+            errors += one.job.source.findings(Problem(one.at(found.loc), text) for text in found.problems)
+            notes += one.job.source.findings(Problem(one.at(), text) for text in found.notes)
+    for job in jobs:
+        errors += job.source.findings(_unscored(job.object))
     return errors, notes
 
 
-def _folder(job: Placed[RLJob]) -> Path:
-    return job.source.folder
+def _questions(job: Placed[RLJob]) -> Iterator[_Question]:
+    """Yield what is to be checked of a job."""
+    spec = job.object.spec
+    if spec.environment.name is not None:
+        demonstrates = spec.training.algorithm == "sft"
+        agents = tuple(agent.name for agent in spec.agents)
+        loc: Loc = ("spec", "environment", "args")
+        yield _Question(job, spec.environment.name, spec.environment.args, agents, demonstrates, loc)
+    for at, agent in enumerate(spec.agents):
+        if agent.init_from is not None and agent.init_from.sft is not None:
+            data, loc = agent.init_from.sft.data, ("spec", "agents", at, "initFrom", "sft", "data")
+            yield _Question(job, DATASET, data, (agent.name,), True, loc)
 
 
-def _named(job: RLJob) -> tuple[str, dict[str, Any]]:
-    return str(job.spec.environment.name), job.spec.environment.args
+def _unscored(job: RLJob) -> Iterator[Problem]:
+    """Yield what cannot be done with a data set without rewards."""
+    spec = job.spec
+    if spec.environment.name != DATASET or spec.environment.args.get("rewards"):
+        return
+    if spec.training.algorithm != "sft":
+        yield Problem(
+            ("spec", "environment", "args"), "rewards: only the algorithm sft trains without rewards; give rewards"
+        )
+    elif spec.evaluation.tasks or spec.evaluation.suites:
+        text = "the data set has no rewards, so an evaluation could not score replies; give rewards, or set tasks: 0"
+        yield Problem(("spec", "evaluation"), text)
 
 
-def _where(job: RLJob, loc: Sequence[str | int] = ()) -> Loc:
-    """Return the most specific field that can be blamed. loc: below the arguments, if it is known."""
-    name = str(job.spec.environment.name)
-    if name in BUILTINS:
-        return ("spec", "environment", "args", *loc)
-    return ("spec", "environment") if ":" in name else ("spec", "environment", "name")
+def _folder(question: _Question) -> Path:
+    return question.job.source.folder
 
 
-def _checked(folder: Path, jobs: Sequence[Placed[RLJob]], timeout_s: float) -> list[Checked]:
-    """Return one result per job, in order. If a module ends the child, the list is shorter and its last entry reports that."""
-    environments = [_named(job.object) for job in jobs]
-    agents = [[agent.name for agent in job.object.spec.agents] for job in jobs]
-    given = json.dumps([[*one, names] for one, names in zip(environments, agents, strict=True)])
-    answers, end = _ask(folder, given, timeout_s)
+def _checked(folder: Path, questions: Sequence[_Question], timeout_s: float) -> list[Checked]:
+    """Return one result per question, in order. If a module ends the child, the list is shorter and its last entry reports that."""
+    given = [[one.name, one.args, one.agents, one.demonstrates] for one in questions]
+    answers, end = _ask(folder, json.dumps(given), timeout_s)
     found = [Checked(*json.loads(answer)) for answer in answers]
-    if len(found) < len(jobs):
-        name, _ = environments[len(found)]
+    if len(found) < len(questions):
+        name = questions[len(found)].name
         if name == DATASET:
             text = (
                 f"checking its rows {end}; `marlaas data show` checks them without a time limit, and keeps the result"

@@ -11,6 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from marlaas.models.families import THINK, THINK_END
 from marlaas.models.weight_files import read_json
 
 PlainMessage = Mapping[str, Any]
@@ -85,6 +86,36 @@ def closing_token(frame: ReplyFrame, tokens: Mapping[str, int]) -> int | None:
     found = max((token for token in tokens if token and ending.startswith(token)), key=len, default="")
     is_header = not found or frame.header.lstrip().startswith(found)  # The template always ends with a header.
     return None if is_header else tokens[found]
+
+
+def reply_in(whole: str, prompt: str, opening: str, reasoning: str) -> str | None:
+    """Return the text with which a rendered conversation ends beyond its last prompt: a reply, as the policy would generate it.
+
+    Args:
+        whole: the conversation with the reply.
+        prompt: the conversation before it, with the generation prompt.
+        opening: the end of `prompt` that begins the reply. A template that opens a reply's reasoning may drop it from messages.
+        reasoning: of the reply.
+
+    Returns:
+        None if the template writes a reply in another way than it prompts for one.
+    """
+    if whole.startswith(prompt):
+        return whole.removeprefix(prompt)
+    header = prompt.removesuffix(opening)
+    is_open = THINK in opening and THINK_END not in opening
+    if not is_open or not whole.startswith(header) or THINK in whole.removeprefix(header):
+        return None
+    return f"{reasoning}\n{THINK_END}\n\n{whole.removeprefix(header)}"
+
+
+def split_end(text: str, ends: Collection[str]) -> tuple[str, str | None]:
+    """Split a rendered reply before its end token, one of `ends`; what the template writes after it is left out. None: it has no end token."""
+    found = {end: at for end in ends if (at := text.rfind(end)) >= 0 and not text[at + len(end) :].strip()}
+    if not found:
+        return text, None
+    end = max(found, key=found.__getitem__)
+    return text[: found[end]], end
 
 
 def without_empty_block(text: str, content: str) -> str:

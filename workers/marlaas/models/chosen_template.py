@@ -4,14 +4,14 @@ Imports jinja2 only when a text is checked or rendered.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from marlaas.models.chat_template import own_template, special_tokens
+from marlaas.models.chat_template import Render, own_template, special_tokens
 from marlaas.models.end_tokens import added_tokens
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages.job_spec import PoolChatTemplateSettings
@@ -135,8 +135,8 @@ def _literal(value: object) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def light_renderer(folder: Path, chosen: ChosenTemplate) -> Callable[[Sequence[Mapping[str, str]]], str] | None:
-    """Return a function that renders messages with the generation prompt, without importing transformers; None without a template.
+def light_renderer(folder: Path, chosen: ChosenTemplate) -> Render | None:
+    """Return a function that renders messages without importing transformers; None without a template.
 
     It is for counts: transformers' own environment, without tools and documents. Raises NotAModel.
     """
@@ -147,7 +147,9 @@ def light_renderer(folder: Path, chosen: ChosenTemplate) -> Callable[[Sequence[M
     environment.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
     template = environment.from_string(chosen.text)
     given = {**special_tokens(folder), **chosen.kwargs}
-    return lambda messages: str(template.render(messages=list(messages), add_generation_prompt=True, **given))
+    return lambda messages, prompts: str(
+        template.render(messages=list(messages), add_generation_prompt=prompts, **given)
+    )
 
 
 def _raise(text: str) -> None:

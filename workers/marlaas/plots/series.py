@@ -97,7 +97,8 @@ def _agent_curves(
 
     def tokens(step: StepRecord) -> float:
         own = step.agents.get(agent.policy_name)
-        return step.metrics.get(f"{policy}tokens", NAN) / (own.num_groups * size) if own and own.num_groups else NAN
+        episodes = own.num_groups * (1 if step.is_demonstrated else size) if own else 0
+        return step.metrics.get(f"{policy}tokens", NAN) / episodes if episodes else NAN
 
     curves = {
         REWARD: agent_curve(agent.name, steps),
@@ -126,9 +127,10 @@ def _of_agent(step: StepRecord, agent: str, value: Callable[[AgentStep], float |
 
 
 def reward_curve(steps: Sequence[StepRecord]) -> Curve:
-    """Return the mean reward of each step's episodes. The band is its standard error, limited to the rewards' range."""
-    points = tuple((step.step + 1.0, step.reward_mean) for step in steps)
-    return Curve(points, tuple(_standard_error(step) for step in steps), reward_range(steps))
+    """Return the mean reward of each step's episodes, but of demonstrations. The band is its standard error, limited to the rewards' range."""
+    played = [step for step in steps if not step.is_demonstrated]
+    points = tuple((step.step + 1.0, step.reward_mean) for step in played)
+    return Curve(points, tuple(_standard_error(step) for step in played), reward_range(played))
 
 
 def eval_curve(evals: Sequence[EvalRecord]) -> Curve:
@@ -147,7 +149,7 @@ def suite_curves(evals: Sequence[EvalRecord]) -> dict[str, Curve]:
 
 def length(step: StepRecord, group_size: int) -> float:
     """Return the generated tokens per trained episode; NaN for a step that trained none."""
-    trained = step.num_groups * group_size
+    trained = step.num_groups * (1 if step.is_demonstrated else group_size)
     return step.metric("tokens") / trained if trained and step.metrics else NAN
 
 

@@ -43,7 +43,7 @@ def settings(document: JobDocument) -> dict[str, object]:
 
 def _step_row(step: StepRecord) -> MetricRow:
     values = {
-        "reward/train": step.reward_mean,
+        **({} if step.is_demonstrated else {"reward/train": step.reward_mean}),
         "reward/train_deviation": step.reward_std,
         "staleness/mean": step.staleness_mean,
         "staleness/max": step.staleness_max,

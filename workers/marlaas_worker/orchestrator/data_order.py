@@ -36,19 +36,25 @@ class Walk:
 
 
 class DataOrder:
-    """The order of one job's training tasks, and the known difficulties of the tasks."""
+    """The order of one job's training tasks, and the known difficulties of the tasks.
 
-    def __init__(self, spec: DataSettings, seed: int) -> None:
+    first: number of the first visits, which go through another data set in its own order; the passes through the tasks begin after them.
+    """
+
+    def __init__(self, spec: DataSettings, seed: int, first: int = 0) -> None:
         self._spec = spec
         self._seed = seed
+        self._first = first
         self._results: dict[int, dict[int, Difficulty]] = {}
 
     def task(self, visit: int) -> int:
         """Return the index of the task that a visit plays."""
         size = self._spec.tasks
-        if size is None:
+        if visit < self._first:
             return visit
-        number, offset = divmod(visit, size)
+        if size is None:
+            return visit - self._first
+        number, offset = divmod(visit - self._first, size)
         if self._spec.order == "sequential":
             return offset
         return permuted(offset, size, derive_seed(self._seed, "order", number))
@@ -56,7 +62,7 @@ class DataOrder:
     def note(self, outcome: TaskOutcome) -> None:
         """Note a result. Repeated results change nothing, and the order of the calls does not matter."""
         skip = self._spec.skip
-        if skip is None:
+        if skip is None or outcome.visit < self._first:
             return
         results = self._results.setdefault(outcome.index, {})
         results[outcome.visit] = outcome.difficulty
@@ -66,11 +72,14 @@ class DataOrder:
     def rests(self, visit: int) -> Difficulty | None:
         """Return why a visit's task should be skipped; None if it should be played."""
         skip, size = self._spec.skip, self._spec.tasks
-        if skip is None or size is None:
+        if skip is None or size is None or visit < self._first:
             return None
         results = self._results.get(self.task(visit), {})
         verdict = _settled(results, skip)
-        return verdict if verdict is not None and visit // size - max(results) // size <= skip.passes else None
+        if verdict is None:
+            return None
+        passes = (visit - self._first) // size - (max(results) - self._first) // size
+        return verdict if passes <= skip.passes else None
 
     def take(self, walk: Walk, number: int) -> tuple[list[int], Walk]:
         """Return the next `number` visits to issue, and the walk after them."""
@@ -86,7 +95,7 @@ class DataOrder:
         return visits, walk
 
     def _at_pass(self, walk: Walk) -> Walk:
-        begins = self._spec.tasks is not None and walk.next_visit % self._spec.tasks == 0
+        begins = self._spec.tasks is not None and (walk.next_visit - self._first) % self._spec.tasks == 0
         return replace(walk, in_pass=0) if begins else walk
 
     def _may_skip(self, walk: Walk) -> bool:
@@ -98,7 +107,7 @@ class DataOrder:
         skip, size = self._spec.skip, self._spec.tasks
         if skip is None or size is None:
             return False
-        return walk.in_pass + 1 <= skip.max_share * (walk.next_visit % size + 1)
+        return walk.in_pass + 1 <= skip.max_share * ((walk.next_visit - self._first) % size + 1)
 
 
 def permuted(offset: int, size: int, seed: int) -> int:

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Episode, EvalRecord, SuiteResult
-from marlaas_api.messages.job_spec import EvaluationSettings, SuiteSettings
+from marlaas_api.messages.job_spec import EvaluationSettings, JobSpec, SuiteSettings
 
 
-def due(spec: EvaluationSettings, finished: int, steps: int) -> bool:
-    """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps."""
-    return spec.num_tasks > 0 and (finished == 0 or finished >= steps or finished % spec.every == 0)
+def due(spec: EvaluationSettings, finished: int, steps: int, demonstrated: int = 0) -> bool:
+    """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps.
+
+    demonstrated: number of the first steps, which train demonstrations; their last version is evaluated too.
+    """
+    return spec.num_tasks > 0 and (finished in (0, demonstrated) or finished >= steps or finished % spec.every == 0)
 
 
 @dataclass(slots=True)
@@ -180,9 +183,9 @@ class EvaluationSchedule:
         self._strict = strict
         self._missing: dict[int, Mapping[str, int]] = {0: dict.fromkeys(agents, 0)}
 
-    def note(self, spec: EvaluationSettings, finished: int, steps: int, versions: Mapping[str, int]) -> None:
-        """Note the versions after `finished` steps, which are on record. steps: of the job."""
-        if due(spec, finished, steps):
+    def note(self, spec: JobSpec, finished: int, versions: Mapping[str, int]) -> None:
+        """Note the versions after `finished` steps, which are on record. spec: of the job."""
+        if due(spec.evaluation, finished, spec.training.steps, spec.demonstrated_steps):
             self._missing[finished] = dict(versions)
 
     def next(

@@ -5,7 +5,7 @@ Invariant: the first record of a member counts; replays and duplicates change no
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import (
@@ -98,10 +98,14 @@ class Experience:
         *,
         has_baseline: bool = False,
         credit: CreditSettings = _TO_EPISODES,
+        demonstrates: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """has_baseline: rewards are compared with a running mean, so that one is enough, and all have signal. credit: to turns."""
+        """has_baseline: rewards are compared with a running mean, so that one is enough, and all have signal. credit: to turns.
+
+        demonstrates: whether a group is a demonstration: it has one member, and its reward is compared with nothing.
+        """
         self._agents = tuple(agents)
-        self._has_baseline, self._fewest = has_baseline, 1 if has_baseline else _FEWEST
+        self._has_baseline, self._demonstrates = has_baseline, demonstrates
         self._group_size, self._credit = group_size, credit
         self._members: dict[str, dict[int, Episode]] = {}
         self._repeats: dict[str, dict[str, Episode]] = {}
@@ -113,7 +117,7 @@ class Experience:
             repeats = self._repeats.setdefault(episode.group, {})
             if len(repeats) < MAX_REPEATS * self._group_size:
                 repeats[episode.episode] = episode.model_copy(update={"leaves": {}, "choices": (), "turn_rewards": {}})
-        if len(members) < self._group_size:
+        if len(members) < (1 if self._demonstrates(episode.group) else self._group_size):
             return None
         del self._members[episode.group]
         repeated = self._repeats.pop(episode.group, {})
@@ -132,16 +136,21 @@ class Experience:
         return count_faults(self.episodes())
 
     def _complete(self, episodes: list[Episode], repeats: tuple[Episode, ...]) -> CompleteGroup:
+        name = episodes[0].group
+        needs_no_others = self._has_baseline or self._demonstrates(name)
+        policies = [agent for agent in self._agents if agent.policy is None]
         return CompleteGroup(
-            index=group_index(episodes[0].group),
-            name=episodes[0].group,
-            agents={agent.name: self._part(agent, episodes) for agent in self._agents if agent.policy is None},
+            index=group_index(name),
+            name=name,
+            agents={agent.name: self._part(agent, episodes, needs_no_others) for agent in policies},
             faults=count_faults(episodes),
             episodes=tuple(episodes),
             repeats=repeats,
         )
 
-    def _part(self, agent: AgentSettings, episodes: Iterable[Episode]) -> AgentGroup:
+    def _part(self, agent: AgentSettings, episodes: Iterable[Episode], needs_no_others: bool) -> AgentGroup:
+        """Return an agent's part of a group. needs_no_others: one episode is enough, and all have signal."""
+        fewest = 1 if needs_no_others else _FEWEST
         counted = [episode for episode in episodes if episode.fault is None]
         players = [one for one in self._agents if one.policy_name == agent.name]
         spoke = {one.name: self._speakers(one, counted) for one in players}
@@ -149,11 +158,11 @@ class Experience:
         rewards = {one.name: _all_rewards(one, counted) for one in players}
         trained = [one for one in players if one.trainable]
         own_turns = [tuple(_trajectory(one, e) for e in spoke[one.name] if _has_own_turn(one, e)) for one in trained]
-        played = [own for own in own_turns if len(own) >= self._fewest]
+        played = [own for own in own_turns if len(own) >= fewest]
         chosen = [candidates for one in trained for episode in counted for candidates in _candidates(one, episode)]
         compared = played + [candidates for candidates in chosen if len(candidates) >= _FEWEST]
-        varied = [one for one in compared if (self._has_baseline and one in played) or self._has_signal(one)]
-        if len(counted) < self._fewest:
+        varied = [one for one in compared if (needs_no_others and one in played) or self._has_signal(one)]
+        if len(counted) < fewest:
             outcome = GroupOutcome.FAULTED
         elif not agent.trainable:
             outcome = GroupOutcome.FROZEN

@@ -59,8 +59,9 @@ class Stops:
 def open_members(state: JobState) -> set[tuple[str, int]]:
     """Return the members, by group and number, that have no Episode, of undecided groups and of the evaluation in progress."""
     groups = {state.tasks.train(index).group for index in state.groups.in_flight - state.groups.complete.keys()}
-    size, run = state.document.spec.rollout.group_size, state.evaluation
-    members = {(group, member) for group in groups for member in set(range(size)).difference(state.ended(group))}
+    spec, run = state.document.spec, state.evaluation
+    sizes = {group: spec.sampling(group).group_size for group in groups}
+    members = {(group, one) for group, size in sizes.items() for one in set(range(size)).difference(state.ended(group))}
     if run is not None:
         members |= {(eval_group(state.document.ref, index, run.version), member) for index, member in run.missing()}
     return members

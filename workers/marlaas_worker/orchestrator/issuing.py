@@ -44,15 +44,19 @@ class TaskIssuer:
         is_pinned = state.strict or not self._is_served(state)
         for index in indices:
             task = state.tasks.train(index)
-            if is_pinned:
+            is_sampled = not state.document.spec.demonstrates(task.group)
+            if is_pinned and is_sampled:
                 await self._pin(task.group, state.issued_versions)
-            await self._pin(task.group, state.tasks.past.versions)
+            if is_sampled:
+                await self._pin(task.group, state.tasks.past.versions)
             if task.group not in queued:
                 await self._records.publish_task(task, state.ended(task.group))
             failpoint("orchestrator.issue.after_task")
 
     async def sampled_from(self, state: JobState, group: CompleteGroup) -> dict[str, int]:
-        """Return, by agent, the version that a group was sampled from."""
+        """Return, by agent, the version that a group was sampled from; of a demonstrated one, the present version."""
+        if state.document.spec.demonstrates(group.name):
+            return state.versions
         pins = {agent: await self._records.pins.version(agent, group.name) for agent in state.policies}
         return {agent: state.versions[agent] if pin is None else pin for agent, pin in pins.items()}
 
@@ -84,7 +88,8 @@ class TaskIssuer:
 
         Their other members must be sampled from the same version, however long the job was suspended.
         """
-        open_groups = {state.tasks.train(index).group for index in state.groups.in_flight}
+        spec, groups = state.document.spec, [state.tasks.train(index).group for index in state.groups.in_flight]
+        open_groups = {group for group in groups if not spec.demonstrates(group)}
         pinned_as = {agent.name: agent.pinned_as for agent in state.document.spec.agents}
         played: dict[tuple[str, str], list[tuple[str, Episode]]] = {}
         for episode in state.undecided():

@@ -61,9 +61,13 @@ class JobState:
         has_baseline = spec.training.has_running_baseline
         self._sizes = KeptSizes()
         self._experience = Experience(
-            spec.agents, spec.rollout.group_size, has_baseline=has_baseline, credit=spec.training.credit
+            spec.agents,
+            spec.rollout.group_size,
+            has_baseline=has_baseline,
+            credit=spec.training.credit,
+            demonstrates=spec.demonstrates,
         )
-        group, num_groups = spec.rollout.group_size, spec.training.groups_per_step
+        group, num_groups = spec.group_size, spec.training.groups_per_step
         # Of groups of one, a whole step: the first fault must not fail the job.
         at_least = group if group > 1 else num_groups
         window, has_scored = max(2 * group, group * num_groups), bool(history.steps or history.evaluations)
@@ -286,11 +290,12 @@ class JobState:
     def _note_versions(self, finished: int, step: StepRecord) -> None:
         """Note the versions after a recorded step, which may have to be evaluated."""
         spec, versions = self.document.spec, _versions_after(step, self.assembly.versions)
-        self._schedule.note(spec.evaluation, finished, spec.training.steps, versions)
+        self._schedule.note(spec, finished, versions)
 
     def _rules(self) -> StepRules:
-        training = self.document.spec.training
-        return StepRules(training.groups_per_step, training.max_staleness, training.max_refill, training.steps)
+        spec, training = self.document.spec, self.document.spec.training
+        sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
+        return StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
 
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}

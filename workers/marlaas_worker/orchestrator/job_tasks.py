@@ -29,7 +29,7 @@ class JobTasks:
 
     def __init__(self, document: JobDocument) -> None:
         self._document = document
-        self._order = DataOrder(document.spec.training.data, document.seed)
+        self._order = DataOrder(document.spec.training.data, document.seed, document.spec.demonstrated_groups)
         self.walk, self.past = Walk(), PastDraw()
 
     def draw_past(self, step: int, newest: Mapping[str, int]) -> None:
@@ -118,5 +118,5 @@ class JobTasks:
             split=split,
             index=index,
             seed=derive_seed(document.seed, split.value, index),
-            group_size=document.spec.rollout.group_size,
+            group_size=document.spec.sampling(group).group_size,
         )

@@ -213,7 +213,7 @@ class OwnedJob:
         """Decide complete groups and close steps, until a group that is not complete is needed, or no group has a place."""
         sampled = [
             (await self._issuer.sampled_from(state, group), group)
-            for group in state.groups.resolvable(in_order=state.strict)
+            for group in state.groups.resolvable(in_order=state.assembly.is_in_order)
         ]
         ready, asked = state.assembly.in_order(sampled), set[int]()
         while True:
@@ -228,7 +228,7 @@ class OwnedJob:
 
     async def _learn_oldest(self, state: JobState, asked: set[int]) -> None:
         """Ask for the pins of the groups for which a step may have to wait. asked: those that need no second look now."""
-        unknown = set() if state.strict else state.groups.in_flight - state.assembly.oldest.keys()
+        unknown = set() if state.assembly.is_in_order else state.groups.in_flight - state.assembly.oldest.keys()
         for index in (unknown | state.assembly.urgent) - asked:
             state.assembly.oldest[index] = await self._issuer.oldest(state, index)
             asked.add(index)
@@ -264,6 +264,7 @@ class OwnedJob:
 
     def _measure(self, state: JobState) -> None:
         """Note the job's use of TURNS and its need, estimated from the size of its latest episodes."""
+        self._share.is_demonstrated = state.assembly.is_demonstrated
         self._share.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
         state.episode_bytes = self._share.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None

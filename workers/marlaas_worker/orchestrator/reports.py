@@ -58,7 +58,7 @@ def progress(
         versions=versions,
         promoted=promoted,
         adapters={agent: _adapter(document, agent, version) for agent, version in (promoted or versions).items()},
-        reward=last.reward_mean if last else None,
+        reward=last.reward_mean if last and not last.is_demonstrated else None,
         **_evaluations(state),
         suites=_suites(state.evaluations),
         staleness=last.staleness_mean if last else 0.0,

@@ -201,11 +201,17 @@ class EpisodeSize:
 
 
 class Share:
-    """One job's part of the room. why: the reason why it may not issue groups now; empty if it may."""
+    """One job's part of the room.
+
+    Attributes:
+        why: the reason why it may not issue groups now; empty if it may.
+        is_demonstrated: whether its groups are demonstrations, of one episode each.
+    """
 
     def __init__(self, room: Room, uid: str, spec: JobSpec, size: EpisodeSize) -> None:
         self.size = size
         self.why = ""
+        self.is_demonstrated = False
         self._room, self._uid, self._spec = room, uid, spec
 
     def note(self, num_open: int, *, evaluating: bool, asks: bool) -> None:
@@ -232,14 +238,17 @@ class Share:
 
     def _claim(self, num_open: int, evaluating: bool) -> Claim:
         training, group, evaluation = self._spec.training, self._group(), self._evaluation()
-        step = training.groups_per_step * (1 + training.max_refill) * group + evaluation
-        if not self.size.known or training.groups_per_step * group + evaluation <= self._room.capacity:
+        num = self._spec.rows_per_step if self.is_demonstrated else training.groups_per_step
+        most = num if self.is_demonstrated else num * (1 + training.max_refill)
+        step = most * group + evaluation
+        if not self.size.known or num * group + evaluation <= self._room.capacity:
             step = min(step, self._room.capacity)
         held = num_open * group + evaluation if num_open or evaluating else 0
-        return Claim(held, step, step + self._spec.steps_ahead * training.groups_per_step * group)
+        return Claim(held, step, step + self._spec.steps_ahead * num * group)
 
     def _group(self) -> int:
-        return self._spec.rollout.group_size * self.size.bytes(self._spec, self._room.capacity)
+        num_episodes = 1 if self.is_demonstrated else self._spec.rollout.group_size
+        return num_episodes * self.size.bytes(self._spec, self._room.capacity)
 
     def _evaluation(self) -> int:
         return self._spec.evaluation.num_episodes * self.size.bytes(self._spec, self._room.capacity)

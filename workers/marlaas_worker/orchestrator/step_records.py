@@ -81,6 +81,9 @@ def step_record(
     used = {agent: _untrained_use(one) if agent in around.untrained else one for agent, one in draft.usage().items()}
     players = [(agent, draft.agents[agent.policy_name]) for agent in document.spec.agents]
     agents = {agent.name: _agent_step(agent, part, made.get(agent.policy_name)) for agent, part in players}
+    is_demonstrated = draft.step < document.spec.demonstrated_steps
+    if is_demonstrated:
+        agents = {name: one.model_copy(update={"reward_mean": None}) for name, one in agents.items()}
     rewards = _team_rewards((agent, part) for agent, part in players if agent.trainable)
     trained = [draft.agents[agent.name] for agent in document.spec.policies if agent.trainable]
     staleness = [ready.staleness for part in trained for ready in part.assigned]
@@ -112,6 +115,7 @@ def step_record(
         usage=merged(used, trainer),
         agents=agents,
         plays=_plays(draft),
+        is_demonstrated=is_demonstrated,
     )
 
 

@@ -15,6 +15,9 @@ the tasks of a step of several agents are issued as soon as the step before is c
 will make. So each agent's turns wait for its own commit only. The step itself closes after the step before is recorded, so
 that no agent is more than one step ahead. Waits point from a step to the step before only, so there is no deadlock.
 
+The groups of a demonstrated step are not sampled: every one has signal, none is stale, and the step is exactly the next groups by
+index. Such steps are played ahead of their training, and the first sampled step begins after the last of them is recorded.
+
 Every decision is a message of the GROUPS log of its agent, and the steps change only by applying these messages. So applying
 the logs to the state that the step records give restores the steps. A crash can leave a decision logged for some agents
 only; it is completed for the others before anything else is decided.
@@ -51,17 +54,24 @@ class StepRules:
         max_staleness: in versions.
         max_refill: at most P * (1 + max_refill) groups are resolved in a step.
         steps: number of steps in all.
+        demonstrated: number of the first steps that train demonstrations, of `rows_per_step` groups each.
     """
 
     groups_per_step: int
     max_staleness: int
     max_refill: int
     steps: int
+    demonstrated: int = 0
+    rows_per_step: int = 0
 
     @property
     def max_resolved(self) -> int:
-        """Number of resolved groups after which a step closes, even if it is not full."""
+        """Number of resolved groups after which a sampled step closes, even if it is not full."""
         return self.groups_per_step * (1 + self.max_refill)
+
+    def is_demonstrated(self, step: int) -> bool:
+        """Return whether a step trains demonstrations."""
+        return step < self.demonstrated
 
 
 class Assembly:
@@ -130,9 +140,20 @@ class Assembly:
                 self._apply(message)
 
     @property
+    def is_demonstrated(self) -> bool:
+        """Whether the open step trains demonstrations."""
+        draft = self.open
+        return draft is not None and self.rules.is_demonstrated(draft.step)
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether groups are decided by index: in strict mode, and in a demonstrated step."""
+        return self.rules.max_staleness == 0 or self.is_demonstrated
+
+    @property
     def urgent(self) -> set[int]:
-        """Indices of groups in flight that only the open step can train, as far as is known; in strict mode none."""
-        if self.open is None or self.rules.max_staleness == 0:
+        """Indices of groups in flight that only the open step can train, as far as is known; none if they are decided by index."""
+        if self.open is None or self.is_in_order:
             return set()
         return {index for index, versions in self.oldest.items() if self._slack(self.next_versions, versions) <= 0}
 
@@ -143,7 +164,7 @@ class Assembly:
             ready: complete groups, in the order of `in_order`.
         """
         draft = self.open
-        if draft is None or self.rules.max_staleness == 0:
+        if draft is None or self.is_in_order:
             return next(iter(ready), None)
         needs_no_place = (one for one in ready if not one[1].has_signal or one[1].index in draft.decided)
         if (unplaced := next(needs_no_place, None)) is not None:
@@ -159,14 +180,14 @@ class Assembly:
     def in_order(self, ready: Iterable[Sampled]) -> list[Sampled]:
         """Return groups and the versions that they were sampled from, in the order of their decisions.
 
-        A group that an earlier orchestrator has decided for some agents only comes first; else, in strict mode, the lowest
-        index, and otherwise the oldest versions.
+        A group that an earlier orchestrator has decided for some agents only comes first; else the lowest index (`is_in_order`),
+        and otherwise the oldest versions.
         """
-        unfinished, is_strict = self.unfinished, self.rules.max_staleness == 0
+        unfinished, by_index = self.unfinished, self.is_in_order
 
         def rank(pair: Sampled) -> tuple[bool, int]:
             versions, group = pair
-            return group.index not in unfinished, group.index if is_strict else sum(versions.values())
+            return group.index not in unfinished, group.index if by_index else sum(versions.values())
 
         return sorted(ready, key=rank)
 
@@ -255,6 +276,10 @@ class Assembly:
         draft = self.open
         if draft is None:
             return 0
+        if self.rules.is_demonstrated(draft.step):
+            return self._want_demonstrated(draft, in_flight)
+        if self.rules.is_demonstrated(self.drafts[0].step):
+            return 0
         room = min(self._missing(draft), self.rules.max_resolved - len(draft.decided))
         if self.rules.max_staleness == 0:
             ready = in_flight == 0 and len(self.drafts) <= (2 if len(self.versions) > 1 else 1)
@@ -265,6 +290,13 @@ class Assembly:
         timely = (self._slack(self.next_versions, served) + 1) * size - len(draft.trained) - in_flight
         credit = (self.rules.max_staleness + 1) * size - in_flight - self.num_uncommitted()
         return max(0, min(credit, timely, room + later - in_flight))
+
+    def _want_demonstrated(self, draft: StepDraft, in_flight: int) -> int:
+        """Return how many new groups to issue while a demonstrated step is open."""
+        size = self.rules.rows_per_step
+        left = (self.rules.demonstrated - draft.step) * size - len(draft.decided) - in_flight
+        credit = (1 + max(1, self.rules.max_staleness)) * size - in_flight - self.num_uncommitted()
+        return max(0, min(left, credit))
 
     def needed_versions(self, in_flight: int) -> dict[str, int]:
         """Return, by agent, the oldest version from which the next issued group may be sampled without becoming too stale."""
@@ -301,6 +333,8 @@ class Assembly:
         return self.rules.groups_per_step - len(draft.trained)
 
     def _may_close(self, draft: StepDraft) -> bool:
+        if self.rules.is_demonstrated(draft.step):
+            return len(draft.decided) >= self.rules.rows_per_step
         if self.rules.max_staleness == 0 and len(self.drafts) > 1:
             return False
         is_full = self._missing(draft) <= 0
@@ -345,6 +379,7 @@ class Assembly:
         self, draft: StepDraft, agent: str, group: CompleteGroup, version: int, used: UsageAmounts
     ) -> GroupResolution:
         part, own = draft.agents[agent], group.agents[agent]
+        version = part.base_version if self.rules.is_demonstrated(draft.step) else version
         signal = own.outcome is GroupOutcome.SIGNAL
         if signal and not part.closed and part.base_version - version <= self.rules.max_staleness:
             return self._ready(draft, agent, group, version, used.settled(TokenUse.TRAINED))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-Estimator = Literal["standardised", "centred", "leave-one-out"]
+Estimator = Literal["standardised", "centred", "leave-one-out", "none"]
 
 EPSILON = 1e-6
 """Added to a deviation before dividing by it, since it may be zero. A spread of rewards up to this value counts as no signal."""
@@ -25,7 +25,7 @@ def has_signal(rewards: Sequence[float]) -> bool:
 
 
 def advantages(estimator: Estimator, rewards: Sequence[float]) -> list[float]:
-    """Return advantages [N] of rewards [N]; they sum to zero.
+    """Return advantages [N] of rewards [N]; they sum to zero, except for `none`.
 
     standardised: (r - mean) / (deviation + EPSILON), with the population deviation of these rewards
     (DeepSeekMath, arXiv 2402.03300, section 4.1.2).
@@ -33,10 +33,13 @@ def advantages(estimator: Estimator, rewards: Sequence[float]) -> list[float]:
     never succeed (Dr. GRPO, arXiv 2503.20783, section 3.1).
     leave-one-out: r minus the mean of the *other* rewards, so that the baseline is independent of r (RLOO,
     arXiv 2402.14740, section 2.3); equal to N / (N - 1) times centred.
+    none: 1 each; rewards are not compared.
 
     Raises:
-        ValueError: fewer than two rewards, or one that is not finite.
+        ValueError: fewer than two rewards, except for `none`, or one that is not finite.
     """
+    if estimator == "none":
+        return [1.0] * len(rewards)
     _check(rewards)
     return _ESTIMATORS[estimator](rewards)
 

@@ -31,7 +31,7 @@ from typing import Literal
 from marlaas_worker.rl.advantages import Estimator
 
 Ratio = Literal["proximal", "behaviour"]
-Algorithm = Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo"]
+Algorithm = Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"]
 Correction = Literal["truncated", "masked-token", "masked-sequence", "icepop", "none"]
 
 
@@ -43,7 +43,7 @@ class Rule:
     tokens; the correction's weight is taken over the same unit.
 
     surrogate: clipped, min(ratio A, clip(ratio) A), gives no gradient to a token whose ratio has passed the bound; capped, sg(clip(r)) A log pi, bounds a
-    token's weight and keeps the gradient of every token; weighted, ratio A, does neither.
+    token's weight and keeps the gradient of every token; weighted, ratio A, does neither; likelihood, A log pi, has no ratio: the tokens were not sampled.
 
     normaliser: the mean taken. token: over all tokens of the step. sequence: over trajectories, of the mean over their tokens. budget: over trajectories,
     of the sum over their tokens divided by rollout.maxTokens. sum: over trajectories, of the sum over their tokens.
@@ -55,7 +55,7 @@ class Rule:
     advantage: Estimator
     over: Literal["group", "step"]
     ratio: Literal["token", "sequence"]
-    surrogate: Literal["clipped", "capped", "weighted"]
+    surrogate: Literal["clipped", "capped", "weighted", "likelihood"]
     normaliser: Literal["token", "sequence", "budget", "sum"]
     clip: tuple[float, float] = (0.2, 0.2)
     correction: Correction = "truncated"
@@ -123,6 +123,14 @@ the correction, and `correction` is none by default; a correction that the job c
 The paper leaves the weight unbounded below (low = 1 here) and does not state its upper bound. 1 + high = 5 is in the range in which ScaleRL found no
 difference (arXiv 2510.13786, section 3.2: 4 to 8)."""
 
+SFT = Rule("none", "group", "token", "likelihood", "token", correction="none")
+"""Supervised fine-tuning on demonstrations: the mean log-likelihood of the replies' tokens, their end tokens included.
+
+    J = 1/(sum_i |o_i|) sum_i sum_t log pi_t
+
+Every token of a step has the same weight, as in the usual cross-entropy loss over a batch whose prompts are masked (for example trl's
+`assistant_only_loss`). A demonstration is a group of one. Its probability is that at temperature 1, whatever `rollout.temperature` is."""
+
 ALGORITHMS: Mapping[Algorithm, Rule] = {
     "grpo": GRPO,
     "dr-grpo": DR_GRPO,
@@ -131,4 +139,5 @@ ALGORITHMS: Mapping[Algorithm, Rule] = {
     "rloo": RLOO,
     "reinforce++": REINFORCE_PP,
     "cispo": CISPO,
+    "sft": SFT,
 }

@@ -48,7 +48,12 @@ class LossConfig:
     @property
     def is_proximal(self) -> bool:
         """Return whether pi_prox / mu is a separate weight. It never is for `capped`, whose clip bounds pi / mu by definition."""
-        return self.ratio == "proximal" and self.rule.surrogate != "capped"
+        return self.ratio == "proximal" and self.rule.surrogate not in ("capped", "likelihood")
+
+    @property
+    def is_likelihood(self) -> bool:
+        """Return whether the tokens were demonstrated: no policy has sampled them, and ratios have no meaning."""
+        return self.rule.surrogate == "likelihood"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +204,9 @@ def kept(record: TokenRecord, config: LossConfig) -> Tensor | None:
 
 def surrogate(record: TokenRecord, config: LossConfig) -> Surrogate:
     """Return the rule's surrogate of every token, times its weight."""
+    if config.is_likelihood:
+        none = torch.zeros_like(record.trainer, dtype=torch.bool)
+        return Surrogate(record.trainer * record.advantages, none, none)
     fixed = record.fixed(config)
     moved, away = record.trainer - (fixed if config.is_proximal else record.behaviour), fixed - record.behaviour
     if config.rule.ratio == "sequence":

@@ -171,13 +171,17 @@ def extend(
     prompt = Prompt(draft, past, _ids(_fresh_ids(tokenizer, draft)), full=parent is not None and parent.full)
     if not prompt.full and len(past) + len(prompt.appended) == 0:
         raise BadAppend("there is nothing to generate from: append a message or some text")
-    num_ids, length = len(past) + len(prompt.appended), num_characters(append, tools)
+    require_shown(num_characters(append, tools), len(past) + len(prompt.appended))
+    return prompt
+
+
+def require_shown(length: int, num_ids: int) -> None:
+    """Raise BadAppend if a text of this many characters has so few tokens that the template must hide most of it."""
     # The limit has a fixed allowance, because tools may be sent with every turn but are tokens of the first turn only.
     if length > _HIDDEN_CHARACTERS + _CHARACTERS_PER_ID * num_ids:
         raise BadAppend(
             f"{length} characters and only {num_ids} tokens: the model's chat template shows little of them"
         )
-    return prompt
 
 
 def num_characters(append: Append, tools: Tools) -> int:

@@ -10,19 +10,22 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from marlaas_api.messages import GenerateRequest, JobAgent, StopReason, Turn
+from marlaas_api.messages import ChatMessage, GenerateRequest, JobAgent, StopReason, Turn
 from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.accounts import account_of
 from marlaas_worker.rollout.conversation import (
+    BadAppend,
     Prompt,
     conclude,
     extend,
     num_characters,
 )
+from marlaas_worker.rollout.demonstrated import demonstrated
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Sampling
 from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
 from marlaas_worker.rollout.engine_meter import Computed
@@ -35,12 +38,13 @@ from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer
 from marlaas_worker.rollout.tokenizers import Tokenizers
 from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
-from marlaas_worker.rollout.turn_record import Drawn, Order, turn_record
+from marlaas_worker.rollout.turn_record import Drawn, Order, demonstrated_record, turn_record
 from marlaas_worker.rollout.versions import Versions
 
 _LONG_CHARACTERS = 16_384
 _LONG_REPLY = 2048
 """Tokens."""
+T = TypeVar("T")
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
@@ -111,6 +115,8 @@ class Generation:
             recorded = await self.histories.log.find(request.namespace, request.job, request.episode, request.turn)
             if recorded is not None:
                 return require_same(recorded, request)
+        if request.demonstration is not None:
+            return await self._play_demonstrated(request, request.demonstration, served, stage)
         stage.enter(f"no version of agent {request.agent} was verified yet")
         document, num_preemptions = served.document, self.policies.num_preemptions(request.ref)
         adapter = await self._version(request, served)
@@ -120,14 +126,35 @@ class Generation:
         prompt = await self._extend(request, tokenizer)
         order = Order(request, served, tokenizer, adapter, prompt, began, num_preemptions)
         drawn = await self._draw(order, stage)
-        stage.enter("it was being recorded", self.histories.log.explain)
-        reply = await self._read(order, drawn.completion)
+        reply = await self._read(tokenizer, prompt, drawn.completion)
         turn = turn_record(order, drawn, reply, self.context.name, self.context.now())
+        return require_same(await self._record(turn, prompt, drawn.completion, stage), request)
+
+    async def _play_demonstrated(
+        self, request: GenerateRequest, given: ChatMessage, served: JobAgent, stage: RequestStage
+    ) -> Turn:
+        """Record the reply that the request gives. Neither the group's pin nor the engine takes part."""
+        tokenizer = await self.tokenizers.of(served.document)
+        parent = await self.histories.parent(request, tokenizer)
+        tokenize = partial(demonstrated, tokenizer, parent, request.append, request.tools, given)
+        length = num_characters(request.append, request.tools) + num_characters((given,), None)
+        found = await self._tokenized(request, length, tokenize)
+        room, num_ids = self.engine.limits.max_model_len, len(found.completion.output_ids)
+        if found.prompt.room(room) < num_ids:
+            text = f"its demonstrated reply has {num_ids} tokens after a prompt of {len(found.prompt.ids)}, and the base model's context has {room}"
+            raise BadAppend(text)
+        reply = await self._read(tokenizer, found.prompt, found.completion)
+        turn = demonstrated_record(request, found, reply, self.context.name, self.context.now())
+        return require_same(await self._record(turn, found.prompt, found.completion, stage), request)
+
+    async def _record(self, turn: Turn, prompt: Prompt, completion: Completion, stage: RequestStage) -> Turn:
+        """Record a turn, and return the record that counts."""
+        stage.enter("it was being recorded", self.histories.log.explain)
         recorded = await self.histories.log.record(turn)
         if recorded is turn:
-            conversation = conclude(order.prompt, turn.text, drawn.completion.output_ids, turn.stop_reason)
+            conversation = conclude(prompt, turn.text, completion.output_ids, turn.stop_reason)
             self.histories.keep(key_of(turn, turn.turn), conversation, turn.parent)
-        return require_same(recorded, request)
+        return recorded
 
     async def _version(self, request: GenerateRequest, served: JobAgent) -> AdapterRef:
         """Return the version that samples a turn: that of its group's pin, or a newer one that is served here (`refreshes`)."""
@@ -139,20 +166,24 @@ class Generation:
         return served.adapter(max(pinned, proven.newest_resident(served.adapter(0))))
 
     async def _extend(self, request: GenerateRequest, tokenizer: EndingTokenizer) -> Prompt:
-        """Tokenize the prompt. Long texts run in a thread, one at a time for each job.
-
-        So a job that sends much text delays neither other jobs' turns nor other users of the thread pool.
-        """
+        """Tokenize the prompt."""
         parent = await self.histories.parent(request, tokenizer)
         tokenize = partial(extend, tokenizer, parent, request.append, request.tools)
-        if num_characters(request.append, request.tools) < _LONG_CHARACTERS:
+        return await self._tokenized(request, num_characters(request.append, request.tools), tokenize)
+
+    async def _tokenized(self, request: GenerateRequest, length: int, tokenize: Callable[[], T]) -> T:
+        """Tokenize a text. Long texts run in a thread, one at a time for each job.
+
+        So a job that sends much text delays neither other jobs' turns nor other users of the thread pool. length: in characters.
+        """
+        if length < _LONG_CHARACTERS:
             return tokenize()
         async with self._long_texts.setdefault(request.uid, asyncio.Lock()):
             return await asyncio.to_thread(tokenize)
 
-    async def _read(self, order: Order, completion: Completion) -> ReadReply:
+    async def _read(self, tokenizer: EndingTokenizer, prompt: Prompt, completion: Completion) -> ReadReply:
         """Read the reply; a long one in a thread, because a text full of marks takes a second."""
-        parse = partial(read, order.tokenizer, order.prompt, completion.output_ids, completion.stop_reason)
+        parse = partial(read, tokenizer, prompt, completion.output_ids, completion.stop_reason)
         return await asyncio.to_thread(parse) if len(completion.output_ids) > _LONG_REPLY else parse()
 
     async def _draw(self, order: Order, stage: RequestStage) -> Drawn:

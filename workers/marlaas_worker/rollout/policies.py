@@ -85,12 +85,16 @@ class Policies:
         return {document.tenant for _, document, _ in self._jobs.items()}
 
     def newest(self, agents: Iterable[JobAgent]) -> list[AdapterRef]:
-        """Return the committed version of each of these agents that has one."""
+        """Return the committed version of each of these agents that has one, and whose next step is sampled.
+
+        A version after which demonstrations are trained is loaded only if it is evaluated.
+        """
         pairs = ((served, self._policy.get(served.policy_key)) for served in agents)
         return [
             served.adapter(record.version)
             for served, record in pairs
             if record is not None and record.uid == served.document.uid and record.manifest is not None
+            if record.step + 1 >= served.document.spec.demonstrated_steps
         ]
 
     async def find(self, request: GenerateRequest) -> JobAgent:
@@ -175,6 +179,15 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
     if not is_attempt(request.episode, group, request.member):
         raise RequestRefused(
             f"episode {request.episode[:_QUOTED]!r} is not of member {request.member} of group {group!r}"
+        )
+    if spec.demonstrates(group) != (request.demonstration is not None):
+        found = (
+            "is demonstrated, and the request has no reply"
+            if request.demonstration is None
+            else "is sampled, and the request gives a reply"
+        )
+        raise RequestRefused(
+            f"group {group} {found}: only the steps of supervised fine-tuning take replies from environments"
         )
     names = [agent.name for agent in spec.agents]
     own, position = divmod(request.turn, len(names))

@@ -303,11 +303,16 @@ def _extend_deadline(active: _ActiveRequest, deadline_s: float) -> None:
 
 def _size(request: GenerateRequest) -> int:
     """Return the memory of a request in characters."""
-    return _REQUEST_CHARACTERS + num_characters(request.append, request.tools)
+    given = () if request.demonstration is None else (request.demonstration,)
+    return _REQUEST_CHARACTERS + num_characters(request.append, request.tools) + num_characters(given, None)
 
 
 def _key_of(request: GenerateRequest) -> RequestKey:
-    return (*key_of(request, request.turn), hash((request.parent, request.append, request.tools, request.stop)))
+    return (*key_of(request, request.turn), hash(_content_of(request)))
+
+
+def _content_of(request: GenerateRequest) -> tuple[object, ...]:
+    return request.parent, request.append, request.tools, request.stop, request.demonstration
 
 
 def _clock() -> float:

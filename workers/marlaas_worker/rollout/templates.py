@@ -6,7 +6,7 @@ typical replies, so it may miss a template that rewrites the past after other re
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -38,6 +38,10 @@ class EndingTokenizer(ReadingTokenizer, Protocol):
 
     @property
     def end_ids(self) -> frozenset[int]: ...
+
+    def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
+        """Render a conversation that ends with a complete assistant's message. Raises BadAppend."""
+        ...
 
     def for_job(self, template: ChatTemplateSettings) -> "EndingTokenizer":
         """Return the tokenizer with a job's chat template, where this one has the pool's. Raises InvalidInput."""

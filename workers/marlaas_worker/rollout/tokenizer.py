@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ from marlaas_worker.rollout.renderers import Renderer
 NO_TEMPLATE = "the base model has no chat template: choose a chat model, set `chatTemplate: {name: chatml}`, or have the environment append raw text (`agent.complete`) instead of messages"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions of a template's own expressions."""
+_Render = Callable[[Sequence[ChatMessage], Sequence[str]], str]
 _ANY_TOOL = json.dumps(
     {
         "type": "function",
@@ -105,12 +106,19 @@ class PretrainedTokenizer:
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """See `conversation.Tokenizer`. Raises BadAppend with the template's error text."""
+        return self._checked(messages, tools, self._rendered)
+
+    def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
+        """See `templates.EndingTokenizer`. Raises BadAppend with the template's error text."""
+        return self._checked(messages, tools, self._wholly_rendered)
+
+    def _checked(self, messages: Sequence[ChatMessage], tools: Sequence[str], render: _Render) -> str:
         if self._tokenizer.chat_template is None:
             raise NoChatTemplate(NO_TEMPLATE)
         if tools and not self.shows_tools:
             raise BadAppend("the base model's chat template shows no tools: describe them in a system message instead")
         try:
-            return self._rendered(messages, tools)
+            return render(messages, tools)
         except _TEMPLATE_ERRORS as error:
             raise BadAppend(f"the base model's chat template refuses these messages: {error}") from error
 
@@ -132,6 +140,14 @@ class PretrainedTokenizer:
         except ValueError as error:  # The library's text contains the whole rendering.
             raise BadAppend(CHANGES_BEGINNING) from error
         return without_empty_block(text, messages[-1].content)
+
+    def _wholly_rendered(self, messages: Sequence[ChatMessage], tools: Sequence[str]) -> str:
+        shown = [json.loads(tool) for tool in tools] or None
+        text = self._plainly_rendered([_plain(message) for message in messages], False, shown)
+        ending = self.frame.ending
+        if not ending or not text.endswith(ending) or messages[-1].tool_calls:
+            return text
+        return without_empty_block(text.removesuffix(ending), messages[-1].content) + ending
 
     def _plainly_rendered(
         self, messages: Sequence[PlainMessage], prompts: bool, tools: list[Any] | None = None, **options: bool

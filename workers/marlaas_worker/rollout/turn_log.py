@@ -222,7 +222,8 @@ def require_same(turn: Turn, request: GenerateRequest) -> Turn:
     if turn.agent != request.agent:
         raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")
     wanted = (request.append, request.tools)
-    if turn.parent != request.parent or (turn.append, turn.tools) not in (wanted, beginning(request)):
+    is_same = turn.parent == request.parent and turn.demonstration == request.demonstration
+    if not is_same or (turn.append, turn.tools) not in (wanted, beginning(request)):
         raise RequestRefused(
             f"turn {turn.turn} of episode {turn.episode} is recorded with another parent or text: another play has this name"
         )

@@ -7,6 +7,7 @@ from marlaas_api.names import AdapterRef
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.rollout.accounts import Account, account_of
 from marlaas_worker.rollout.conversation import Prompt, beginning
+from marlaas_worker.rollout.demonstrated import Demonstration
 from marlaas_worker.rollout.engine import Completion, EngineLimits
 from marlaas_worker.rollout.renderers.replies import ReadReply
 from marlaas_worker.rollout.templates import EndingTokenizer
@@ -90,6 +91,38 @@ def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: 
         unfit_tokens=num_prompt if drawn.context_tokens else 0,
         context_tokens=drawn.context_tokens,
         is_overtime=completion.is_overtime,
+        replica=replica,
+        at=at,
+    )
+
+
+def demonstrated_record(
+    request: GenerateRequest, demonstration: Demonstration, reply: ReadReply, replica: str, at: float
+) -> Turn:
+    """Return the record of a turn whose reply was given: no version has sampled it, and it costs the engine nothing.
+
+    Args:
+        reply: the demonstration's.
+        at: now, in unix seconds.
+    """
+    prompt, completion = demonstration.prompt, demonstration.completion
+    return Turn(
+        **request.model_dump(include=_COPIED),
+        append=request.append,
+        tools=request.tools,
+        demonstration=request.demonstration,
+        version=0,
+        adapter_sha256="",
+        opens_segment=prompt.draft.opens_segment,
+        prompt_ids=pack_ids(prompt.appended),
+        output_ids=pack_ids(completion.output_ids),
+        logprobs=b"",
+        text=reply.text,
+        parts=reply.parts,
+        opening=prompt.draft.opening,
+        stop_reason=completion.stop_reason,
+        temperature=1.0,
+        meter=Meter(prompt_tokens=0, output_tokens=0),
         replica=replica,
         at=at,
     )

@@ -39,6 +39,7 @@ class SupervisorChannel:
 
     def turn(self, request: TurnRequest) -> Reply:
         """Request a turn from the supervisor. Raises TurnLimit."""
+        given = {} if request.demonstration is None else {"demonstration": _plain(request.demonstration)}
         self._send(
             kind="turn",
             agent=request.agent,
@@ -50,6 +51,7 @@ class SupervisorChannel:
             max_tokens=request.max_tokens,
             tools=request.tools,
             stop=request.stop,
+            **given,
         )
         answer = self._receive((request.agent, request.number))
         if answer["kind"] == "limit":

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from marlaas.environment import Split, Task
 from marlaas.environment_types import Play, ServiceFailed, UnknownAgent
+from marlaas.envs.demonstrations import NoDemonstration, play_demonstration
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import explain, play_episode, score_group, seed_generators
 from marlaas.episode_state import EpisodeState
@@ -65,7 +66,8 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
         state = EpisodeState(start["agents"], channel, temperature, is_strict=start.get("is_strict", False))
         if "plays" in start:
             return _compared(environment, task, start)
-        outcome = play_episode(environment, task, state)
+        play = play_demonstration if start.get("demonstrates", False) else play_episode
+        outcome = play(environment, task, state)
         message: dict[str, Any] = {
             "kind": "score",
             "rewards": outcome.rewards,
@@ -84,7 +86,7 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
         }
         if not outcome.is_scored:
             message = {"kind": "unscored"}
-    except UnknownAgent as error:
+    except (UnknownAgent, NoDemonstration) as error:
         message = {"kind": "fault", "text": str(error)[-MAX_FAULT_TEXT:], "is_permanent": True}
     except ServiceFailed as error:
         words = "\n".join([str(error), *getattr(error, "__notes__", ())])

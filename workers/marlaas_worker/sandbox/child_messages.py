@@ -29,7 +29,7 @@ class _Message(BaseModel):
 class TurnMessage(_Message):
     """Request for a turn. number, parent: among the agent's own turns. num_before: turns that the agent has had on the way to this one.
 
-    choice: number of the choice of which the reply is a candidate.
+    choice: number of the choice of which the reply is a candidate. demonstration: the reply, of a task that is demonstrated.
     """
 
     kind: Literal["turn"]
@@ -42,6 +42,7 @@ class TurnMessage(_Message):
     tools: list[str] | None = None
     choice: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)] | None = None
     stop: Annotated[list[StopText], Field(max_length=MAX_STOPS)] = []
+    demonstration: ChatMessage | None = None
 
 
 class AgentsMessage(_Message):

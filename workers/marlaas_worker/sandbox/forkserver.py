@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marlaas.envs.demonstrations import with_data
 from marlaas.envs.loading import Environment, load, refuse_shadows
 from marlaas.envs.playing import explain
 from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share, share_of
@@ -247,7 +248,8 @@ def _load(config: dict[str, Any]) -> tuple[Environment, tuple[str, ...]]:
     if modules := config.get("modules"):
         refuse_shadows(Path(modules))
         search_first(modules)
-    return load(config["name"], config["args"], config["agents"])
+    environment, told = load(config["name"], config["args"], config["agents"])
+    return with_data(environment, config.get("demonstrations")), told
 
 
 def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:

@@ -48,6 +48,7 @@ class ChildrenConfig:
         secluded: path that no child may read (`seclusion`); None: no path.
         given: more variables, set after the process is secluded.
         agents: names of the job's agents.
+        demonstrations: see `demonstrations.with_data`.
         modules: folder in which the environment's modules are searched first; None: only on PYTHONPATH.
         template: takes requests for fork servers (`template`); None: each is started by exec.
     """
@@ -63,6 +64,7 @@ class ChildrenConfig:
     template: socket.socket | None = None
     agents: tuple[str, ...] = ("policy",)
     modules: Path | None = None
+    demonstrations: Mapping[str, Any] | None = None
 
 
 async def start_server(config: ChildrenConfig) -> Server:
@@ -257,7 +259,8 @@ def _send_config(control: socket.socket, config: ChildrenConfig) -> None:
 
 def _setup(config: ChildrenConfig) -> dict[str, Any]:
     """Return the part of the configuration that every fork server reads."""
-    return {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
+    setup = {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
+    return setup if config.demonstrations is None else setup | {"demonstrations": config.demonstrations}
 
 
 @contextlib.contextmanager

@@ -14,13 +14,14 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from marlaas_api import names, subjects
 from marlaas_api.background import background
 from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
 from marlaas_api.errors import InvalidInput, Unreadable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import Episode, FaultClass, JobDocument, TaskMessage
+from marlaas_api.messages import Episode, FaultClass, JobDocument, JobSpec, TaskMessage
 from marlaas_api.numeric import quantity
 from marlaas_api.retries import patiently
 from marlaas_api.wire import decode_as, encode
@@ -88,6 +89,7 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
         name=environment.name or "",
         args=environment.args.value,
         agents=tuple(agent.name for agent in document.spec.agents),
+        demonstrations=_demonstrations(document.spec),
         memory_bytes=int(quantity(environment.memory)),
         load_timeout_s=environment.episode_timeout_seconds,
         scratch=context.scratch / "episodes",
@@ -96,6 +98,11 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
         secluded=secluded(context.creds) if context.creds is not None else None,
         template=socket.socket(fileno=int(template)) if (template := os.environ.get(TEMPLATE)) is not None else None,
     )
+
+
+def _demonstrations(spec: JobSpec) -> dict[str, Any] | None:
+    """Return the data of supervised fine-tuning by agent; None if the job has none of its own."""
+    return None if spec.learner is None or spec.sft is None else {spec.learner.name: spec.sft.data.value}
 
 
 class _Supervisor:

@@ -110,7 +110,8 @@ class ChildSession:
         index = task.index if task.task is None else task.task
         start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents}
         is_strict = self._spec.training.max_staleness == 0
-        await _send(child, {**start, "temperature": self._spec.rollout.temperature, "is_strict": is_strict})
+        start |= {"temperature": self._spec.rollout.temperature, "is_strict": is_strict}
+        await _send(child, start | ({"demonstrates": True} if self._spec.demonstrates(task.group) else {}))
         close_late = partial(_close_late, child)
         child.ended.add_done_callback(close_late)
         turns: set[asyncio.Task[None]] = set()
@@ -251,6 +252,7 @@ class ChildSession:
             tools=None if asked.tools is None else tuple(asked.tools),
             max_tokens=asked.max_tokens,
             stop=tuple(asked.stop),
+            demonstration=asked.demonstration,
             deadline_s=LEASE_S,
         )
 

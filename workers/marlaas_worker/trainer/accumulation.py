@@ -14,6 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from marlaas_api.messages.job_spec import TrainingSettings
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack, padded_tokens
@@ -68,14 +69,12 @@ class Accumulation:
     """
 
     def __init__(self, dependencies: TrainerDependencies, assignment: Assignment) -> None:
-        training = assignment.document.spec.training
-        self.baselines = Baselines(training.baseline)
+        self.baselines = Baselines(assignment.training.baseline)
+        self._assignment = assignment
         self._compute, self._account = dependencies.compute, assignment.account
         self._pairs_per_token = dependencies.model.pairs_per_token
-        self._rule, self._kl = ALGORITHMS[training.algorithm], training.kl
-        self._weighing = weighing(assignment.document.spec)
-        self._epochs, self._groups_per_update = training.epochs, training.groups_per_update
         self._open = _OpenStep()
+        self._set(assignment.training)
 
     @property
     def num_groups(self) -> int:
@@ -86,6 +85,22 @@ class Accumulation:
     def num_filtered(self) -> int:
         """Number of trajectories of the step that `training.overlong.filter` leaves out."""
         return self._open.num_filtered
+
+    def _set(self, training: TrainingSettings) -> None:
+        """Use the settings of a step."""
+        self._training = training
+        self._rule, self._kl = ALGORITHMS[training.algorithm], training.kl
+        self._weighing = weighing(training, self._assignment.document.spec.rollout.max_tokens)
+
+    def _begin(self, learner: Learner, step: int) -> None:
+        """Use the settings of this step, here and in the learner."""
+        if (training := self._assignment.training_at(step)) != self._training:
+            self._set(training)
+        learner.use(training)
+
+    @property
+    def _is_demonstrated(self) -> bool:
+        return self._rule.surrogate == "likelihood"
 
     def rewind(self) -> None:
         """Return to the first group of the step."""
@@ -106,13 +121,14 @@ class Accumulation:
             DoesNotFit: the step must begin again with a lower token budget.
         """
         members = list(trajectories)
+        self._begin(learner, step)
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             members = await self._less_kl(learner, members)
         self._open.num_filtered += sum(not self._weighing.trains(member) for member in members)
-        for member in filter(self._weighing.trains, members):
+        for member in filter(self._weighing.trains, () if self._is_demonstrated else members):
             for sampled_by, length in member.trained_turns:
                 self._open.staleness[version - sampled_by] += length
-        self.baselines.note(self._weighing.rewards(members))
+        self.baselines.note({} if self._is_demonstrated else self._weighing.rewards(members))
         self._open.held.append(members)
         if self._rule.over == "group":
             await self._learn(learner, step)
@@ -122,7 +138,7 @@ class Accumulation:
         if self._open.held:
             await self._learn(learner, step)
         await self._end_minibatch(learner)
-        for _ in range(1, self._epochs):
+        for _ in range(1, self._training.epochs):
             for num_groups, batches in self._open.updates:
                 await self._update(learner, step)
                 self._open.num_groups = num_groups
@@ -166,7 +182,7 @@ class Accumulation:
         budget, values = learner.token_budget, dict(self.baselines.values)
         rows = await asyncio.to_thread(rows_of_groups, self._weighing, held, self._pairs_per_token, budget, values)
         for group in rows:
-            if now.num_groups == self._groups_per_update:
+            if now.num_groups == self._training.groups_per_update:
                 await self._end_minibatch(learner)
                 await self._update(learner, step)
                 now.num_groups = 0
@@ -188,7 +204,7 @@ class Accumulation:
 
     async def _first_backward(self, learner: Learner, batch: Sequence[Row]) -> None:
         proximal = await self._backward(learner, batch)
-        if self._epochs > 1:
+        if self._training.epochs > 1:
             self._open.done.append(_Done(batch, proximal))
 
     async def _backward(

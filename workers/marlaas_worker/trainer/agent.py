@@ -244,8 +244,9 @@ class AgentTrainer:
         In a strict job of several policies, the turns of the next step are already pinned to its version. Orchestrators of earlier
         releases (no `follows`) expect one.
         """
-        is_pinned = self._spec.training.max_staleness == 0 and self._spec.steps_ahead > 0
-        return closed.follows is not None and not is_pinned
+        is_pinned = self._spec.training.max_staleness == 0 and len(self._spec.policies) > 1
+        ends_sft = closed.step == self._spec.demonstrated_steps - 1  # Its version holds the KL reference.
+        return closed.follows is not None and not is_pinned and not ends_sft
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
         calibration = self._dependencies.calibration
@@ -266,7 +267,9 @@ class AgentTrainer:
         """Read the group's trajectories. A missing turn is retried for missing_turn_s; outages do not count. Raises TrajectoryInvalid."""
         context = self._dependencies.context
         rollout, vocab_size = self._spec.rollout, self._dependencies.model.vocab_size
-        expected = Expectation(rollout.temperature, vocab_size, self._adapters, rollout.refresh == "turn")
+        is_demonstrated = group.step < self._spec.demonstrated_steps
+        refreshes = rollout.refresh == "turn"
+        expected = Expectation(rollout.temperature, vocab_size, self._adapters, refreshes, is_demonstrated)
         missing_since: float | None = None
 
         async def read() -> list[Trajectory]:

@@ -26,6 +26,11 @@ class Assignment(JobAgent):
         """The agent's training settings."""
         return self.document.spec.training_of(self.agent)
 
+    def training_at(self, step: int) -> TrainingSettings:
+        """Return the settings of a step: the agent's, or those of supervised fine-tuning before it."""
+        sft = self.document.spec.sft_of(self.agent)
+        return sft if sft is not None and step < sft.steps else self.training
+
     @property
     def account(self) -> ComputeAccount:
         """Account to which its computation is charged."""

@@ -213,13 +213,13 @@ class Intake:
             await self._renew()
 
     async def _consumer(self) -> Consumer:
-        training = self._assignment.document.spec.training
+        spec, training = self._assignment.document.spec, self._assignment.document.spec.training
         return await self._dependencies.context.bus.consumer(
             subjects.GROUPS,
             self._assignment.consumer,
             self._assignment.groups,
             ack_wait_s=ACK_WAIT_S,
-            max_pending=1000 + 4 * (training.max_staleness + 2) * training.groups_per_step,
+            max_pending=1000 + 4 * (training.max_staleness + 2) * max(training.groups_per_step, spec.rows_per_step),
         )
 
     async def _take(self, stored: Stored) -> GroupReady | StepClosed | None:

@@ -44,6 +44,11 @@ from marlaas_worker.trainer.rows import Row
 
 log = logging.getLogger(__name__)
 
+_OF_SAMPLES = LossSums().metrics().keys() - {"loss", "tokens", "sequences"}
+"""Metrics that compare policies, or are those of sampled tokens."""
+_MAX_LOSS = 700.0
+"""Nats whose exponential is a finite float."""
+
 
 def loss_config(training: TrainingSettings, max_tokens: int) -> LossConfig:
     """Return the job's loss: the job's settings, with the algorithm's defaults. max_tokens: limit of a turn."""
@@ -80,9 +85,8 @@ class Learner:
     def __init__(self, model: BaseModel, assignment: Assignment) -> None:
         self._model = model
         self._assignment = assignment
-        self._training = assignment.training
-        self._temperature = assignment.document.spec.rollout.temperature
-        self._loss = loss_config(self._training, assignment.document.spec.rollout.max_tokens)
+        self._training = self._own = assignment.training
+        self._set_loss()
         spec = assignment.agent.adapter
         self._adapter = model.attach(spec.rank, spec.alpha, spec.targets)
         self._reference: AttachedAdapter | None = None
@@ -100,6 +104,35 @@ class Learner:
         """The adapter's rank and alpha."""
         return self._adapter.config
 
+    def use(self, training: TrainingSettings) -> None:
+        """Use the settings of a step: the agent's, or those of supervised fine-tuning before it. Call it between steps."""
+        if training != self._training:
+            self._training = training
+            self._set_loss()
+
+    def _set_loss(self) -> None:
+        rollout = self._assignment.document.spec.rollout
+        self._loss = loss_config(self._training, rollout.max_tokens)
+        self._temperature = 1.0 if self._loss.is_likelihood else rollout.temperature
+
+    @property
+    def _is_before(self) -> bool:
+        """Whether the present settings are those of supervised fine-tuning before the agent's own."""
+        return self._training.algorithm != self._own.algorithm
+
+    def _rate(self, number: int) -> float:
+        """Return the learning rate of a step; the schedule counts the steps after supervised fine-tuning."""
+        sft = self._assignment.document.spec.sft_of(self._assignment.agent)
+        before = 0 if sft is None or self._is_before else sft.steps
+        return learning_rate(self._training.optimizer, number - before, self._training.steps - before)
+
+    def _end_sft(self) -> None:
+        """Make the result of supervised fine-tuning the KL reference, unless the job names another, and begin with new moments."""
+        self._optimizer.state.clear()
+        kl = self._own.kl
+        if kl.reference.path is None or not kl.coefficient:
+            self._keep_initial(self._adapter.tensors())
+
     def begin(self) -> tuple[str, ...]:
         """Load the weights of version 0: the zero adapter, or the adapter of initFrom.
 
@@ -108,11 +141,12 @@ class Learner:
         remarks: list[str] = []
         agent, reference = self._assignment.agent, self._training.kl.reference.path
         self._adapter.load(initial_weights(self._adapter.parameters, self._assignment.document.seed, agent.name))
-        if agent.init_from is not None:
-            self._adapter.load(self._read("initFrom", agent.init_from.path, remarks))
+        given = None if agent.init_from is None else agent.init_from.path
+        if given is not None:
+            self._adapter.load(self._read("initFrom", given, remarks))
         if reference is not None and agent.trainable and self._training.kl.coefficient > 0:
             self._keep_initial(self._read("kl.reference", reference, remarks))
-        elif agent.init_from is not None:
+        elif given is not None:
             self._keep_initial(self._adapter.tensors())
         return tuple(remarks)
 
@@ -158,7 +192,7 @@ class Learner:
         reference = self._reference_logprobs(batch) if self._loss.kl_coefficient else None
         proximal = self._proximal_logprobs(batch, known)
         trainer, entropies = self._predict(batch)
-        behaviour = torch.from_numpy(batch.behaviour).to(trainer)
+        behaviour = trainer.detach() if self._loss.is_likelihood else torch.from_numpy(batch.behaviour).to(trainer)
         advantages = torch.from_numpy(batch.advantages).to(trainer)
         sequences = torch.from_numpy(batch.sequences).to(trainer.device)
         lengths = torch.from_numpy(batch.lengths).to(trainer.device)
@@ -251,7 +285,7 @@ class Learner:
         if self._is_first_needed and not self._has_moved:
             self._keep_first()
         self._adapter.collect_gradients()
-        rate, views = learning_rate(optimizer, number, self._training.steps), self._adapter.parameters.values()
+        rate, views = self._rate(number), self._adapter.parameters.values()
         with deterministic(self._training.is_deterministic):
             norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
         self._adapter.drop_gradients()
@@ -262,7 +296,7 @@ class Learner:
     def step(self, number: int, num_groups: int) -> dict[str, float]:
         """Take the last update of a step, and return the step's metrics without those that are not finite.
 
-        Metrics besides those of the loss: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
+        Of demonstrations, the metrics of the loss are loss, perplexity, tokens and sequences. Further metrics: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
         computed by the model, padding included; segment_tokens, total length of the segments, which is larger where prefixes are
         shared; microbatch_tokens, the step's token budget; skipped_update, number of updates whose gradient was not finite.
 
@@ -277,13 +311,18 @@ class Learner:
             metrics["kl"] *= training.epochs
         if not training.has_several_updates:
             del metrics["update_kl"]
-        metrics["learning_rate"] = learning_rate(training.optimizer, number, training.steps)
+        if self._loss.is_likelihood:
+            metrics = {name: value for name, value in metrics.items() if name not in _OF_SAMPLES}
+            metrics["perplexity"] = math.exp(min(metrics["loss"], _MAX_LOSS))
+        metrics["learning_rate"] = self._rate(number)
         if norms or not self._norms:
             metrics["grad_norm"] = math.fsum(norms) / max(1, len(norms))
         metrics |= {"microbatch_tokens": float(self.token_budget), "updates": float(len(self._norms))}
         metrics["skipped_update"] = float(len(self._norms) - len(norms))
         self._forget_step()
         self._has_moved = False
+        if self._is_before and number == training.steps - 1:
+            self._end_sft()
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def weights(self) -> dict[str, Tensor]:
@@ -345,7 +384,7 @@ class Learner:
         """
         if weights and has_effect(weights):
             self._initial = weights
-            if self._training.kl.coefficient > 0 and self._training.kl.reference.versions_behind is None:
+            if self._own.kl.coefficient > 0 and self._own.kl.reference.versions_behind is None:
                 self.refer_to(weights)
 
     def _predict(self, batch: MicroBatch) -> tuple[Tensor, Tensor | None]:

@@ -36,13 +36,14 @@ class Expectation:
     """Values that every turn of a job must have.
 
     adapters: sha256 of the adapter file, for the versions that the trainer knows. refreshes: turns may be newer than their
-    group's version (`rollout.refresh: turn`).
+    group's version (`rollout.refresh: turn`). is_demonstrated: the replies are given, and no policy has sampled them.
     """
 
     temperature: float
     vocab_size: int
     adapters: Mapping[int, str]
     refreshes: bool = False
+    is_demonstrated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,15 @@ def _untrained(turns: Mapping[int, Turn], ref: TrajectoryRef) -> frozenset[int]:
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:
-    """Raise TrajectoryInvalid unless a turn matches its group and job, and was sampled by the group's version, or by a newer one if it may."""
+    """Raise TrajectoryInvalid unless a turn matches its group and job, and was sampled by the group's version, or by a newer one if it may.
+
+    A demonstrated turn must belong to a step that trains demonstrations, and a sampled one to another step.
+    """
+    if (turn.demonstration is not None) != expected.is_demonstrated:
+        found, trained = (
+            ("sampled", "demonstrations") if expected.is_demonstrated else ("demonstrated", "sampled replies")
+        )
+        raise _invalid(turn, f"its reply is {found}, and the step trains {trained}")
     wanted: dict[str, object] = {
         "namespace": group.namespace,
         "job": group.job,
@@ -137,11 +146,13 @@ def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expe
     wanted |= {
         "member": ref.member,
         "episode": ref.episode,
-        "temperature": expected.temperature,
+        "temperature": 1.0 if expected.is_demonstrated else expected.temperature,
     }
-    if not (expected.refreshes and group.version <= turn.version <= group.base_version):
+    if not expected.is_demonstrated and not (
+        expected.refreshes and group.version <= turn.version <= group.base_version
+    ):
         wanted["version"] = group.version
-    if turn.version in expected.adapters:
+    if turn.version in expected.adapters and not expected.is_demonstrated:
         wanted["adapter_sha256"] = expected.adapters[turn.version]
     for name, value in wanted.items():
         if getattr(turn, name) != value:
@@ -158,7 +169,7 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
         raise _invalid(turn, "ids and logprobs are not arrays of four-byte values")
     logprobs = unpack_logprobs(turn.logprobs)
     prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
-    if len(output) != len(logprobs):
+    if len(logprobs) != (len(output) if turn.demonstration is None else 0):
         raise _invalid(turn, f"{len(output)} generated tokens with {len(logprobs)} logprobs")
     if turn.opens_segment and len(output) and not len(prompt):
         raise _invalid(turn, "it opens a segment without a prompt")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from marlaas_api.messages import Turn
-from marlaas_api.messages.job_spec import BaselineSettings, CreditSettings, JobSpec
+from marlaas_api.messages.job_spec import BaselineSettings, CreditSettings, TrainingSettings
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS
@@ -160,12 +160,11 @@ def _state(member: Trajectory, turn: int) -> bytes:
     return member.turns[turn].prompt_ids
 
 
-def weighing(spec: JobSpec) -> Weighing:
-    """Return a job's conversion of rewards to advantages: the job's settings, with the algorithm's defaults."""
-    rule, max_tokens = ALGORITHMS[spec.training.algorithm], spec.rollout.max_tokens
-    overlong = spec.training.overlong
-    has_baseline = spec.training.has_running_baseline
-    return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, has_baseline, spec.training.credit)
+def weighing(training: TrainingSettings, max_tokens: int) -> Weighing:
+    """Return the conversion of rewards to advantages: the settings, with the algorithm's defaults. max_tokens: limit of a turn."""
+    rule, overlong = ALGORITHMS[training.algorithm], training.overlong
+    has_baseline = training.has_running_baseline
+    return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, has_baseline, training.credit)
 
 
 def segments_of(
@@ -212,7 +211,8 @@ def _segment(path: Sequence[Turn], trained: set[int], advantage: float | Mapping
         prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
         ids += [prompt, output]
         generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
-        behaviour += [np.zeros(len(prompt), np.float32), unpack_logprobs(turn.logprobs)]
+        sampled = np.zeros(len(output), np.float32) if turn.demonstration else unpack_logprobs(turn.logprobs)
+        behaviour += [np.zeros(len(prompt), np.float32), sampled]
         own = advantage if isinstance(advantage, float) else advantage.get(turn.turn, 0.0)
         weights += [np.full(len(prompt) + len(output), own, np.float32)]
     mask = np.concatenate(generated)

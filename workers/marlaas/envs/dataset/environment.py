@@ -8,11 +8,12 @@ from marlaas.environment import Agents, Message, Play, Score, Task
 from marlaas.envs.dataset.fields import Fields
 from marlaas.envs.dataset.index import indexed
 from marlaas.envs.dataset.judge import player
-from marlaas.envs.dataset.problems import InvalidRows
+from marlaas.envs.dataset.problems import InvalidArgument, InvalidRows
 from marlaas.envs.dataset.rewards import Rewards
 from marlaas.envs.dataset.settings import Settings, Source, parsed
 from marlaas.envs.dataset.sources import files_of, sources_of
 from marlaas.envs.dataset.tasks import Rows, TaskRow, Tasks, divided, separate
+from marlaas_api.errors import InvalidInput
 
 
 class Dataset:
@@ -20,20 +21,24 @@ class Dataset:
 
     Args:
         source: {files: "data/*.jsonl"} (.jsonl, .csv, .parquet; .gz), or {hub: org/name, config, split, revision}.
-        rewards: list of parts, each with a weight: math, answer, format, code, python, judge, cosine, shorter, group.
+        rewards: list of parts, each with a weight: math, answer, format, code, python, judge, cosine, shorter, group. Absent: replies are
+            not scored.
         prompt: list of {role, content}; content is a Jinja template of the row's columns.
-        messages: instead of prompt, the column that holds a list of messages.
+        messages: instead of prompt, the column that holds a list of messages. An assistant's message at the end is a demonstrated reply,
+            and no part of the prompt.
         truth: Jinja template of the right answer.
+        completion: Jinja template of the demonstrated reply to prompt, for supervised fine-tuning.
         held_out: {share: 0.1}, {files: …} or {split: test}; absent: one row in eight, by a hash of its prompt.
     """
 
     def __init__(  # noqa: PLR0913
         self,
         source: dict[str, Any],
-        rewards: list[Any],
+        rewards: list[Any] | None = None,
         prompt: list[Any] | None = None,
         messages: str | None = None,
         truth: str = "",
+        completion: str = "",
         held_out: dict[str, Any] | None = None,
     ) -> None:
         self.settings = parsed(
@@ -43,14 +48,15 @@ class Dataset:
                 "prompt": prompt,
                 "messages": messages,
                 "truth": truth,
+                "completion": completion,
                 "held_out": held_out,
             }
         )
-        self.rewards = Rewards(self.settings)
+        self.rewards = Rewards(self.settings) if self.settings.rewards else None
         self.tasks = tasks_of(self.settings)
         self.notes = notes_of(self.tasks)
 
-        if self.rewards.compares:
+        if self.rewards is not None and self.rewards.compares:
             self.score_group = self._score_group
 
     @staticmethod
@@ -61,21 +67,40 @@ class Dataset:
 
     def play(self, task: Task, agents: Agents) -> Score:
         """Ask for a reply to the row's prompt, and score it."""
-        judge = self.rewards.judge
+        judge = None if self.rewards is None else self.rewards.judge
         agent: Any = player(agents, judge)
         found = self._row(task)
         task.drawn.append(found.rendered.text)
-        reply = agent.ask(Message(role, content) for role, content in found.rendered.prompt)
+        if self.rewards is None:
+            raise InvalidInput(
+                "the data set has no rewards, so replies cannot be scored: give rewards, or set evaluation.tasks: 0"
+            )
+        reply = agent.ask(found.rendered.prompt)
         score = self.rewards.score(reply, found, None if judge is None else judge.asks(agents))
         return replace(score, reward={agent.name: score.reward})  # type: ignore[dict-item]
 
     def _score_group(self, task: Task, plays: Sequence[Play]) -> list[Score]:
+        assert self.rewards is not None
         judge = None if self.rewards.judge is None else self.rewards.judge.settings.agent
         (agent,) = {name for one in plays for name in one.rewards} - {judge}
         return self.rewards.compare(plays, self._row(task), agent)
 
     def _row(self, task: Task) -> TaskRow:
         return self.tasks.part(task.split).task(task.index)
+
+    def demonstrate(self, task: Task) -> tuple[Message, ...]:
+        """Return the row's conversation, of which the assistant's messages are demonstrated.
+
+        Raises:
+            InvalidInput: rows demonstrate nothing; InvalidRows: of those in files, some do not.
+        """
+        if not self.settings.completion and self.settings.messages is None:
+            text = "the data set demonstrates nothing: give completion, a template of the reply, or messages, a column with the assistant's messages"
+            raise InvalidArgument(text, "completion")
+        self.tasks.part(task.split).require_demonstrations()
+        found = self._row(task)
+        task.drawn.append(found.rendered.text)
+        return found.rendered.conversation
 
 
 def tasks_of(settings: Settings) -> Tasks:

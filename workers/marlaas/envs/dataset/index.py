@@ -18,19 +18,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from marlaas.envs.dataset import arrow_rows, text_rows
-from marlaas.envs.dataset.fields import Fields
+from marlaas.envs.dataset.fields import Fields, flaw_of
 from marlaas.envs.dataset.files import DataFile, digest
 from marlaas.envs.dataset.problems import MAX_TOLD, InvalidRows, RowProblem
 from marlaas.models.cache import build_once, cache_folder
 from marlaas.models.errors import CacheUnusable
 from marlaas_api.errors import InvalidInput
 
-_VERSION = 1
+_VERSION = 2
 _MAX_PROBLEMS = 1000
 """A scan ends after so many unusable rows."""
 _BATCH = 4096
 _MIB = 1 << 20
 _DIGESTS, _LENGTHS, _STARTS, _LINES = "digests.npy", "lengths.npy", "starts.npy", "lines.npy"
+_FLAWED = "flawed.npy"
 
 
 class RowReader(Protocol):
@@ -51,7 +52,7 @@ class IndexedFile:
     """A file whose rows can all be used.
 
     sha256: of its content. digests: of each row's prompt (`prompt_digest`), as unsigned integers of 64 bits. lengths: of the
-    prompts, in characters.
+    prompts, in characters. flawed: numbers of the rows whose conversation cannot be demonstrated.
     """
 
     file: DataFile
@@ -59,6 +60,7 @@ class IndexedFile:
     rows: RowReader
     digests: "np.ndarray[Any, Any]"
     lengths: "np.ndarray[Any, Any]"
+    flawed: "np.ndarray[Any, Any]"
 
     def place(self, number: int) -> str:
         """Return file and line of a row."""
@@ -93,7 +95,7 @@ def indexed(file: DataFile, fields: Fields) -> IndexedFile:
         rows = arrow_rows.ArrowRows(content, len(digests))
     else:
         rows = text_rows.TextRows(content, np.load(folder / _STARTS), np.load(folder / _LINES))
-    return IndexedFile(file, sha256, rows, digests, lengths)
+    return IndexedFile(file, sha256, rows, digests, lengths, np.load(folder / _FLAWED))
 
 
 def _kept(name: str, build: Callable[[Path], None]) -> Path:
@@ -122,7 +124,7 @@ class _Index:
     def __init__(self, file: DataFile, fields: Fields, kind: str = "") -> None:
         self._file, self._fields, self._kind = file, fields, kind
         self.digests = bytearray()
-        self.lengths, self.starts, self.lines = array("Q"), array("Q"), array("Q")
+        self.lengths, self.starts, self.lines, self.flawed = array("Q"), array("Q"), array("Q"), array("Q")
         self._problems: list[str] = []
         self._num_problems = 0
 
@@ -131,7 +133,8 @@ class _Index:
         try:
             if isinstance(row, RowProblem):
                 raise row
-            text = self._fields.render(row).text
+            rendered = self._fields.render(row)
+            text = rendered.text
         except RowProblem as problem:
             self._num_problems += 1
             if len(self._problems) < MAX_TOLD:
@@ -139,6 +142,8 @@ class _Index:
             if self._num_problems == _MAX_PROBLEMS:
                 self.check()
             return
+        if rendered.conversation and flaw_of(rendered.conversation):
+            self.flawed.append(len(self.lines))
         self.digests += prompt_digest(text)
         self.lengths.append(len(text))
         self.starts.append(start)
@@ -174,6 +179,7 @@ def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) ->
     index.check()
     np.save(folder / _DIGESTS, np.frombuffer(bytes(index.digests), ">u8").astype(np.uint64))
     np.save(folder / _LENGTHS, np.frombuffer(index.lengths, np.uint64).astype(np.uint32))
+    np.save(folder / _FLAWED, np.frombuffer(index.flawed, np.uint64))
     if file.suffix != ".parquet":
         np.save(folder / _STARTS, np.frombuffer(index.starts, np.uint64))
         np.save(folder / _LINES, np.frombuffer(index.lines, np.uint64).astype(np.uint32))

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from marlaas.environment import Reply, Score, Split
+from marlaas.environment import Message, Reply, Score, Split
 from marlaas.envs.dataset.environment import Dataset
 from marlaas.envs.dataset.rewards import CERTAIN, Rewards
 from marlaas.envs.dataset.tasks import Part, TaskRow, Tasks
@@ -17,6 +17,20 @@ _FORMS = ("{}", "\\boxed{{{}}}", "<answer>{}</answer>", "```python\n{}\n```")
 """Ways to write the truth as a reply; the one with the most reward counts."""
 
 Count = Callable[[Sequence[Mapping[str, str]]], int]
+
+
+class Trained(Protocol):
+    """A demonstrated reply as it is trained: its text with the end token, and its number of tokens. problem: why it cannot be."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def problem(self) -> str: ...
+
+
+Demonstrated = Callable[[Sequence[Message]], Sequence[Trained]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +45,7 @@ class Limits:
 class ShownTask:
     """One task. tokens: of its prompt; None: not known. of_truth: the score of the truth as a reply; None: there is no truth.
 
+    of_empty: the score of an empty reply; None: there are no rewards. trained: its demonstrated replies, if their tokens are known.
     is_partial: parts of the reward are known in the job only.
     """
 
@@ -38,7 +53,8 @@ class ShownTask:
     task: TaskRow
     tokens: int | None
     of_truth: Score | None
-    of_empty: Score
+    of_empty: Score | None
+    trained: Sequence[Trained] = ()
     is_partial: bool = False
 
 
@@ -65,18 +81,26 @@ def _longest(part: Part, count: Count) -> Iterator[tuple[str, int]]:
         yield task.place, count(_messages(task))
 
 
-def shown(data: Dataset, split: Split, num: int, count: Count | None) -> Iterator[ShownTask]:
-    """Yield the first tasks of a split. Raises what the rewards raise."""
+def shown(
+    data: Dataset, split: Split, num: int, count: Count | None, trained: Demonstrated | None = None
+) -> Iterator[ShownTask]:
+    """Yield the first tasks of a split. trained: returns the demonstrated replies of a conversation. Raises what the rewards raise."""
     part = data.tasks.part(split)
     for index in range(min(num, len(part))):
         task = part.task(index)
         tokens = count(_messages(task)) if count is not None else None
+        conversation = task.rendered.conversation
+        given = trained(conversation) if trained is not None and conversation else ()
+        if data.rewards is None:
+            yield ShownTask(index, task, tokens, None, None, given)
+            continue
         empty = data.rewards.score(Reply(""), task)
-        yield ShownTask(index, task, tokens, _of_truth(data.rewards, task), empty, bool(data.rewards.left_out))
+        is_partial = bool(data.rewards.left_out)
+        yield ShownTask(index, task, tokens, _of_truth(data.rewards, task), empty, given, is_partial)
 
 
 def _messages(task: TaskRow) -> list[dict[str, str]]:
-    return [{"role": role, "content": content} for role, content in task.rendered.prompt]
+    return [{"role": one.role, "content": one.content} for one in task.rendered.prompt]
 
 
 def _of_truth(rewards: Rewards, task: TaskRow) -> Score | None:
@@ -110,6 +134,8 @@ def warnings(tasks: Tasks, facts: Mapping[Split, PartFacts], limits: Limits, num
 def task_warnings(one: ShownTask) -> Iterator[str]:
     """Yield sentences on the rewards of a task's known replies."""
     truth, empty, place = one.of_truth, one.of_empty, one.task.place
+    if empty is None:
+        return
     for name in CERTAIN:
         if truth is not None and truth.metrics.get(name, 1.0) != 1.0:
             yield f"{place}: the truth {one.task.rendered.truth!r:.60} as a reply has {name} {truth.metrics[name]:g}, not 1: no reply may earn it"
@@ -132,6 +158,7 @@ def as_json(one: ShownTask) -> dict[str, Any]:
         "tokens": one.tokens,
         "truth": one.task.rendered.truth,
         "rewardOfTruth": None if one.of_truth is None else one.of_truth.reward,
-        "rewardOfEmptyReply": one.of_empty.reward,
+        "rewardOfEmptyReply": None if one.of_empty is None else one.of_empty.reward,
+        "trained": [{"text": reply.text, "tokens": reply.num_tokens} for reply in one.trained],
         "warnings": list(task_warnings(one)),
     }

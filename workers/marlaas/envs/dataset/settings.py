@@ -154,13 +154,16 @@ class Settings(_Settings):
     """All arguments.
 
     prompt: messages; or messages: the column that holds a list of messages. truth: a Jinja template; empty: the rewards need none.
+    completion: a Jinja template of the demonstrated reply to `prompt`; empty: rows demonstrate nothing. Without rewards, replies are
+    not scored.
     """
 
     source: Source
-    rewards: tuple[RewardSettings, ...] = Field(min_length=1)
+    rewards: tuple[RewardSettings, ...] = ()
     prompt: tuple[PromptMessage, ...] = ()
     messages: str | None = None
     truth: str = ""
+    completion: str = ""
     held_out: HeldOut | None = None
 
 
@@ -219,6 +222,11 @@ def _check_together(settings: Settings) -> None:
         raise InvalidArgument(
             "give either prompt (a list of messages) or messages (the column that holds them)", "prompt"
         )
+    if settings.completion and settings.messages is not None:
+        text = "the replies to learn from are the assistant's messages of the column messages; remove completion"
+        raise InvalidArgument(text, "completion")
+    if not settings.rewards and not settings.completion and settings.messages is None:
+        raise InvalidArgument("give rewards, which score replies, or completion, a reply to learn from", "rewards")
     needs_truth = next((one.kind for one in settings.rewards if one.kind in ("math", "answer")), None)
     if needs_truth and not settings.truth:
         raise InvalidArgument(f"the reward {needs_truth} needs truth, a template such as '{{{{ answer }}}}'", "rewards")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from marlaas.environment import Split
-from marlaas.envs.dataset.fields import Fields, Rendered
+from marlaas.envs.dataset.fields import Fields, Rendered, flaw_of
 from marlaas.envs.dataset.index import IndexedFile, prompt_digest
-from marlaas.envs.dataset.problems import RowProblem
+from marlaas.envs.dataset.problems import MAX_TOLD, InvalidRows, RowProblem
 from marlaas_api.errors import InvalidInput
 
 _HELD_OUT_BYTE = 8
@@ -48,6 +48,11 @@ class Rows:
     def lengths(self) -> "np.ndarray[Any, Any]":
         """Return the lengths of all prompts in characters."""
         return np.concatenate([one.lengths for one in self.files])
+
+    def flawed(self) -> "np.ndarray[Any, Any]":
+        """Return the numbers of the rows whose conversation cannot be demonstrated."""
+        starts = (0, *self._ends[:-1])
+        return np.concatenate([one.flawed.astype(np.int64) + at for one, at in zip(self.files, starts, strict=True)])
 
     def place(self, number: int) -> str:
         """Return file and line of a row."""
@@ -84,6 +89,13 @@ class Part:
     def task(self, index: int) -> TaskRow:
         """Return the row of a task; tasks go through the rows in order, and begin again after the last one."""
         return self.rows.task(int(self.numbers[index % len(self)]))
+
+    def require_demonstrations(self) -> None:
+        """Raise InvalidRows if the conversations of some rows cannot be demonstrated."""
+        flawed = np.intersect1d(self.rows.flawed(), self.numbers)
+        found = [self.rows.task(int(number)) for number in flawed[:MAX_TOLD]]
+        if found:
+            raise InvalidRows([f"{one.place}: {flaw_of(one.rendered.conversation)}" for one in found], len(flawed))
 
     def num_repeated(self) -> int:
         """Return the number of rows whose prompt stands in an earlier row of this part."""
