@@ -27,7 +27,7 @@ class BaselineSettings(SpecPart):
 
 
 class EgressRule(SpecPart):
-    """A network destination that the environment may reach."""
+    """A network destination that a pod of the job may reach."""
 
     cidr: str
     ports: tuple[int, ...] = ()
@@ -224,6 +224,10 @@ class EvaluationSettings(SpecPart):
     suites: tuple[SuiteSettings, ...] = ()
     suite: str | None = None
 
+    def is_due(self, finished: int, steps: int) -> bool:
+        """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps."""
+        return self.num_tasks > 0 and (finished == 0 or finished >= steps or finished % self.every == 0)
+
     @property
     def plan(self) -> tuple[SuiteSettings, ...]:
         """The suites of an evaluation: those that are given, or one of `tasks` tasks; empty if there is no evaluation."""
@@ -262,11 +266,45 @@ class CheckpointSettings(SpecPart):
     keep: int = 2
 
 
+class SecretKey(SpecPart):
+    """One key of a Secret in the job's namespace."""
+
+    name: str
+    key: str
+
+
+class WebhookSettings(SpecPart):
+    """A webhook; the Secret has its URL."""
+
+    secret_ref: SecretKey
+
+
+class NotifySettings(SpecPart):
+    """A receiver of messages about the job."""
+
+    webhook: WebhookSettings
+    on: tuple[Literal["end", "failure", "wait"], ...] = ("end", "failure", "wait")
+    wait_seconds: float = 1800.0
+
+
 class ExportSettings(SpecPart):
-    """Destinations of the adapter and the metrics; only `marlaas run` reads them."""
+    """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path`."""
 
     path: str | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    secret_refs: tuple[NameRef, ...] = ()
+    egress: tuple[EgressRule, ...] = ()
+    notify: tuple[NotifySettings, ...] = ()
+
+    @property
+    def remote_trackers(self) -> tuple[Literal["wandb", "mlflow"], ...]:
+        """The trackers that a cluster serves: those that are servers. The others write files."""
+        return tuple(name for name in self.trackers if name != "tensorboard")
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a cluster reports the job to trackers or webhooks."""
+        return bool(self.remote_trackers or self.notify)
 
 
 class JobSpec(SpecPart):

@@ -10,11 +10,6 @@ from marlaas_api.messages import Episode, EvalRecord, SuiteResult
 from marlaas_api.messages.job_spec import EvaluationSettings, SuiteSettings
 
 
-def due(spec: EvaluationSettings, finished: int, steps: int) -> bool:
-    """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps."""
-    return spec.num_tasks > 0 and (finished == 0 or finished >= steps or finished % spec.every == 0)
-
-
 @dataclass(slots=True)
 class EvaluationRun:
     """One version under evaluation: the sum of the agents' `versions`.
@@ -182,7 +177,7 @@ class EvaluationSchedule:
 
     def note(self, spec: EvaluationSettings, finished: int, steps: int, versions: Mapping[str, int]) -> None:
         """Note the versions after `finished` steps, which are on record. steps: of the job."""
-        if due(spec, finished, steps):
+        if spec.is_due(finished, steps):
             self._missing[finished] = dict(versions)
 
     def next(
