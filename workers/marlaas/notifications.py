@@ -74,7 +74,7 @@ def url_of(entry: int) -> str:
 def due(news: JobNews, entry: int, told: Collection[str], now: float) -> Iterator[Message]:
     """Yield the messages to an entry of `export.notify` that are due and were not told."""
     for occasion, mark, text in _occasions(news, news.document.spec.export.notify[entry], now):
-        if occasion in news.document.spec.export.notify[entry].on and f"{entry} {mark}" not in told:
+        if occasion in news.document.spec.export.notify[entry].when and f"{entry} {mark}" not in told:
             yield Message(f"{entry} {mark}", text)
 
 

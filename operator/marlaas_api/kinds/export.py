@@ -34,7 +34,7 @@ class NotifySpec(Spec):
     """One receiver of messages about the job, as JSON with the field `text`, which Slack, Mattermost and Discord's /slack accept."""
 
     webhook: WebhookSpec = Field(description="Where the messages are posted.")
-    on: Annotated[Distinct[Literal["end", "failure", "wait"]], Field(min_length=1, max_length=3)] = Field(
+    when: Annotated[Distinct[Literal["end", "failure", "wait"]], Field(min_length=1, max_length=3)] = Field(
         ("end", "failure", "wait"),
         description="Occasions, each told once. end: the job has succeeded. failure: it has failed. wait: it has not been admitted, or has finished no step, for "
         "waitSeconds.",

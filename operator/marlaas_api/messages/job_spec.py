@@ -283,7 +283,7 @@ class NotifySettings(SpecPart):
     """A receiver of messages about the job."""
 
     webhook: WebhookSettings
-    on: tuple[Literal["end", "failure", "wait"], ...] = ("end", "failure", "wait")
+    when: tuple[Literal["end", "failure", "wait"], ...] = ("end", "failure", "wait")
     wait_seconds: float = 1800.0
 
 

@@ -136,7 +136,7 @@ class Exporter:
         if not self._has_read or reader.document is None:  # not read yet, or deleted
             return None
         active_at = max(reader.active_at, self._begun_at)
-        links = tuple(one.url for one in self._trackers if one.url)
+        links = tuple(one.url for one in self._trackers if one.url.startswith("http"))
         return JobView(reader.document, tuple(reader.rows), reader.progress, active_at, links, now)
 
     async def _close(self) -> None:
