@@ -21,5 +21,6 @@ from marlaas_api.bus_users.users import OrchestratorUser as OrchestratorUser
 from marlaas_api.bus_users.users import RolloutUser as RolloutUser
 from marlaas_api.bus_users.users import RunnerUser as RunnerUser
 from marlaas_api.bus_users.users import SandboxUser as SandboxUser
+from marlaas_api.bus_users.users import TenantUser as TenantUser
 from marlaas_api.bus_users.users import TrainerUser as TrainerUser
 from marlaas_api.bus_users.users import inbox_prefix as inbox_prefix

@@ -132,5 +132,5 @@ def inbox_prefix(user: BusUser) -> str:
     if isinstance(user, SandboxUser):
         return f"_INBOX_{user.namespace}_{user.job}"
     if isinstance(user, ExporterUser):
-        return f"_EXPORT_{user.namespace}_{user.job}"
+        return f"_INBOX_{user.namespace}_{user.job}_exporter"
     return f"_INBOX__{user.identity.replace('.', '_')}"

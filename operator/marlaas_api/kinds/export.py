@@ -34,8 +34,10 @@ class NotifySpec(Spec):
     """One receiver of messages about the job, as JSON with the field `text`, which Slack, Mattermost and Discord's /slack accept."""
 
     webhook: WebhookSpec = Field(description="Where the messages are posted.")
-    when: Annotated[Distinct[Literal["end", "failure", "wait"]], Field(min_length=1, max_length=3)] = Field(
+    when: Distinct[Literal["end", "failure", "wait"]] = Field(
         ("end", "failure", "wait"),
+        min_length=1,
+        max_length=3,
         description="Occasions, each told once. end: the job has succeeded. failure: it has failed. wait: it has not been admitted, or has finished no step, for "
         "waitSeconds.",
     )
