@@ -95,7 +95,7 @@ class Scene:
 
     async def until(self, look) -> ExportReport:
         async with asyncio.timeout(30):
-            while (report := await self.report()) is None or not look(report):
+            while (report := await self.report()) is None or not look(report):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         return report
 
