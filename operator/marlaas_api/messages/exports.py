@@ -19,8 +19,8 @@ class DestinationReport(BusMessage):
 class ExportReport(JobMessage):
     """State of a job's exporter; KV `exports`. The exporter writes it; the operator reads it, and the next exporter.
 
-    told: marks of the messages that were posted, oldest first. ended: the mark of the end that every destination has; empty while
-    the job goes on. at: unix seconds.
+    told: marks of the messages that were posted, oldest first. ended: the mark of the job's end or rest (`Progress.rest_mark`) up to
+    which every destination has everything; empty while the job goes on. at: unix seconds.
     """
 
     destinations: tuple[DestinationReport, ...] = ()

@@ -1,14 +1,14 @@
 """The exporter of a job, which reports it to trackers and webhooks: when it runs, and what the job's status says of it.
 
-It runs from the job's first admission on; with `export.notify` already while the job is queued. After the end it stays until it has
-reported the end, at most `END_S`. A suspended job has none. What it does never affects the job: its actions are apart
+It runs from the job's first admission on; with `export.notify` already while the job is queued. After the end, or once the job is
+suspended, it stays until it has reported everything, at most `END_S`. What it does never affects the job: its actions are apart
 from those of the sandbox (`Plan.aside`), and its pods are not counted among them.
 """
 
 from urllib.parse import urlsplit
 
 from marlaas_api.last_words import visible
-from marlaas_api.messages import DestinationReport, ExportReport, Phase
+from marlaas_api.messages import DestinationReport, ExportReport
 from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.exporter import Exporter, exporter_objects, exporter_secret
@@ -36,16 +36,17 @@ def wanted(snapshot: JobSnapshot, now: float) -> bool | None:
     export = document.spec.export
     if progress is None:
         return bool(export.notify) if snapshot.progress_known else None
-    if not export.is_reported or progress.phase is Phase.SUSPENDED:
+    if not export.is_reported:
         return False
-    is_over = progress.phase.final and (_has_ended(snapshot) or now >= (progress.finished_at or progress.at) + END_S)
+    is_late = now >= (progress.finished_at or progress.at) + END_S
+    is_over = bool(progress.rest_mark) and (_has_ended(snapshot) or is_late)
     return not is_over and bool(export.notify or progress.started_at is not None)
 
 
 def _has_ended(snapshot: JobSnapshot) -> bool:
-    """Return whether every destination has the job's present end."""
+    """Return whether every destination has everything of a job that has ended or is suspended."""
     report, progress = snapshot.own_report, snapshot.own_progress
-    return report is not None and progress is not None and report.ended == progress.end_mark != ""
+    return report is not None and progress is not None and report.ended == progress.rest_mark != ""
 
 
 def actions(snapshot: JobSnapshot, installation: Installation, now: float) -> tuple[Action, ...]:
@@ -89,7 +90,9 @@ def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
     if document is None or not document.spec.export.is_reported:
         return None
     if _has_ended(snapshot):
-        return ConditionState(REPORTING, True, Reason.REPORTING, "the job's end is reported")
+        return ConditionState(
+            REPORTING, True, Reason.REPORTING, "everything is reported, and the job rests or has ended"
+        )
     report = snapshot.own_report
     failing = [one for one in _destinations(report) if one.since is not None]
     is_wanted = wanted(snapshot, now)

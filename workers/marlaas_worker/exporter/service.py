@@ -113,15 +113,15 @@ class Exporter:
 
     def _report(self) -> ExportReport:
         view = self._view()
-        is_done = view is not None and bool(view.end_mark) and not any(one.lacks(view) for one in self.destinations)
-        first = self._reader.first
+        has_all = view is not None and not any(one.lacks(view) for one in self.destinations)
+        progress, first = self._reader.progress, self._reader.first
         return ExportReport(
             namespace=first.namespace,
             job=first.job,
             uid=first.uid,
             destinations=tuple(one.report() for one in self.couriers),
             told=tuple(self._told[-_MOST_MARKS:]),
-            ended=view.end_mark if view is not None and is_done else "",
+            ended=progress.rest_mark if progress is not None and has_all else "",
         )
 
     async def _wait(self) -> None:
