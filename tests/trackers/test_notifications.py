@@ -88,9 +88,8 @@ async def test_a_run_tells_each_message_once_over_restarts_and_notes_a_webhook_t
         "team-a/sums has finished no step for 70 s",
         *["team-a/sums has failed after 2 of 4 steps. TooManyFaults: boom"] * 2,
     ]
-    assert notes == [
-        "team-a/sums: the webhook answered with status 503 (spec.export.notify[0]); the message is tried again"
-    ]
+    (note,) = notes
+    assert note.endswith("the webhook answered with status 503 (spec.export.notify[0]); the message is tried again")
 
 
 def test_a_url_that_is_missing_is_said_before_anything_starts(receiver):

@@ -1,18 +1,7 @@
 """The exporter of a job: when it is there, what the status says of it, and that nothing of it is taken for the job's own."""
 
 import pytest
-from tests.operator.policies.scenes import (
-    INSTALLATION,
-    META,
-    NOW,
-    document,
-    key_of,
-    modelpool,
-    owned_sandbox,
-    running,
-    scene_rows,
-    stored,
-)
+from tests.operator.policies import scenes
 
 from marlaas_operator.manifests.exporter import Exporter, exporter_objects
 from marlaas_operator.plan import Apply, Delete
@@ -21,10 +10,11 @@ from marlaas_operator.policies.job import plan_job
 
 def scene(job, owned=True, sandbox=True, **fields):
     """A running job that is to be reported, with its exporter."""
-    exporter = Exporter(META, document(job), modelpool().spec.sandbox, "creds")
-    there = {key_of(one): stored(one) for one in exporter_objects(exporter, INSTALLATION)} if owned else {}
-    both = {**(owned_sandbox(job) if sandbox else {}), **there}
-    return running(**{"job": job, "exporter_credential": "creds", **fields, "owned": both})
+    exporter = Exporter(scenes.META, scenes.document(job), scenes.modelpool().spec.sandbox, "creds")
+    made = exporter_objects(exporter, scenes.INSTALLATION) if owned else ()
+    there = {scenes.key_of(one): scenes.stored(one) for one in made}
+    both = {**(scenes.owned_sandbox(job) if sandbox else {}), **there}
+    return scenes.running(**{"job": job, "exporter_credential": "creds", **fields, "owned": both})
 
 
 def condition(plan):
@@ -32,9 +22,9 @@ def condition(plan):
     return [(one["status"], one["reason"], one["message"]) for one in found]
 
 
-@pytest.mark.parametrize(("fields", "acts", "status", "words"), scene_rows(__file__, "exporter"))
+@pytest.mark.parametrize(("fields", "acts", "status", "words"), scenes.scene_rows(__file__, "exporter"))
 def test_the_exporter_is_there_while_it_has_something_to_report_and_the_status_tells(fields, acts, status, words):
-    plan = plan_job(scene(**fields), INSTALLATION, NOW)
+    plan = plan_job(scene(**fields), scenes.INSTALLATION, scenes.NOW)
     did = [(type(one).__name__, one.manifest["kind"] if isinstance(one, Apply) else one.kind) for one in plan.aside]
     made = [("Apply", kind) for kind in ("ServiceAccount", "NetworkPolicy", "Secret", "Deployment")]
     assert did == {"makes": made, "keeps": [], "removes": [("Delete", "Deployment")]}[acts]

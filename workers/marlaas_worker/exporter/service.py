@@ -32,7 +32,7 @@ REPORT_S = 3600.0
 CLOSE_S = 8.0
 _RETRY_S = 2.0
 _MOST_MARKS = 64
-_SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
 """A request that is repeated within a library could store a row twice: the exporter asks before it repeats one."""
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 async def serve(context: RoleContext, document: JobDocument, poll_s: float = POLL_S) -> None:
     """Report a job until `context.stop`. Raises InvalidInput if the job names nothing to report to."""
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     await Exporter(context, document, poll_s).run()
 
