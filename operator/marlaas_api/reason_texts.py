@@ -317,7 +317,7 @@ _REPORTS = {
         ReasonStage.FAULTY,
         Actor.TENANT,
         "A tracker or a webhook takes nothing, or the pod that reports to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
-        "Check the Secrets and the addresses of spec.export (secretRefs, egress, notify), and whether the tracker is up.",
+        "Check the content of the Secrets that spec.export names, and whether the tracker is up. For another egress or Secret, create a new job.",
     ),
 }
 

@@ -18,7 +18,7 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import DestinationReport, JobDocument, Progress
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
-_LONGEST_ERROR, _LEAST_SECRET = 500, 8
+_LONGEST_ERROR, _LONGEST_URL, _LEAST_SECRET = 500, 1024, 8
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|PASS|SECRET|AUTH|CREDENTIAL|WEBHOOK", re.IGNORECASE)
 _NEEDED = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_API_KEY"}
@@ -177,7 +177,7 @@ class Courier:
     def report(self) -> DestinationReport:
         """Return the destination's state for the operator."""
         url = self.destination.url
-        shown = url if url.startswith(("https://", "http://")) else ""
+        shown = url if url.startswith(("https://", "http://")) and len(url) <= _LONGEST_URL else ""
         return DestinationReport(name=self.destination.name, url=shown, since=self.since, error=self.error)
 
 
