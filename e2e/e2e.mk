@@ -11,7 +11,7 @@ e2e: setup e2e-packages e2e-bytecode  ## Bring a real Kubernetes up on this mach
 	$(E2E) run $(BIN)/python -m pytest e2e/tests $(E2E_ARGS)
 
 e2e-bytecode: setup  # pods cannot write bytecode into the environment that they mount
-	@$(BIN)/python -m compileall -q operator workers
+	@$(BIN)/python -m compileall -q operator workers .venv/lib/python3*/site-packages/mlflow
 	@ls .venv/lib/python3*/site-packages/vllm/v1/engine/__pycache__/core.*.pyc > /dev/null 2>&1 \
 	  || $(BIN)/python -W ignore -c "import vllm.v1.engine.async_llm, vllm.v1.engine.core, vllm.v1.worker.cpu_worker, peft" 2> /dev/null
 

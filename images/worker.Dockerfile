@@ -21,7 +21,7 @@ ENV UV_NO_CACHE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_HTTP_TIMEOUT=30
 RUN python3 -m venv /build/uv && /build/uv/bin/pip install --no-cache-dir --disable-pip-version-check --quiet uv==0.13.8 \
  && python3 -m venv --without-pip /opt/marlaas \
  && /build/uv/bin/uv pip sync --require-hashes /build/lock.txt \
- && /build/uv/bin/uv pip uninstall execnet hypothesis import-linter mypy pytest pytest-asyncio pytest-timeout pytest-xdist ruff \
+ && /build/uv/bin/uv pip uninstall alembic execnet flask flask-cors hypothesis import-linter mypy pytest pytest-asyncio pytest-timeout pytest-xdist ruff sqlalchemy \
  && cp /build/uv/bin/uv /opt/marlaas/bin/ \
  && echo /opt/code > $(/opt/marlaas/bin/python3 -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/marlaas.pth \
  && printf '#!/opt/marlaas/bin/python3\nimport sys\nfrom marlaas.cli import main\nsys.exit(main())\n' > /opt/marlaas/bin/marlaas \

@@ -64,6 +64,11 @@ class Reason(StrEnum):
     ONE_PROMPT = "OnePrompt"
     ENGINE_MISMATCH = "EngineMismatch"
 
+    # Reports of a job to trackers and webhooks (condition Reporting).
+    REPORTING = "Reporting"
+    EXPORTER_STARTING = "ExporterStarting"
+    REPORT_DELAYED = "ReportDelayed"
+
     # Failures of a job; final.
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     DEADLINE_EXCEEDED = "DeadlineExceeded"

@@ -6,7 +6,7 @@ A subject begins with its kind and the namespace, so that NATS permissions can r
 from dataclasses import dataclass
 
 JOBS, PROGRESS, POLICY, REPLICAS, PINS, LEDGER = "jobs", "progress", "policy", "replicas", "pins", "ledger"
-CALIBRATIONS, TENANTS = "calibrations", "tenants"
+CALIBRATIONS, TENANTS, EXPORTS = "calibrations", "tenants", "exports"
 PAST_USE, TENANT_USAGE = "past-use", "usage."
 """A key of the bucket `tenants`, and the prefix of its other keys, one for each tenant."""
 TASKS, TURNS, EPISODES, GROUPS, STEPS, EVENTS = "TASKS", "TURNS", "EPISODES", "GROUPS", "STEPS", "EVENTS"
@@ -37,11 +37,17 @@ class StreamSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """Configuration of a key-value bucket. ttl_s: a key expires unless it is written again within this time; None: never."""
+    """Configuration of a key-value bucket. ttl_s: a key expires unless it is written again within this time; None: never.
+
+    max_value_bytes: -1 is the server's limit. by_tenants: pods of tenants write it. No header of a message may then remove
+    other keys (`Nats-Rollup: all` would empty the bucket), and keys expire without a marker, which would need that header.
+    """
 
     name: str
     ttl_s: float | None = None
     history: int = 1
+    max_value_bytes: int = -1
+    by_tenants: bool = False
 
 
 EPISODE_BYTES = 1 << 20
@@ -71,7 +77,10 @@ BUCKETS = (
     BucketSpec(REPLICAS, ttl_s=REPLICA_TTL_S),
     BucketSpec(PINS, ttl_s=2 * 86400.0),
     BucketSpec(CALIBRATIONS),
+    # An exporter writes its key anew at least every hour while its job runs.
+    BucketSpec(EXPORTS, ttl_s=7 * 86400.0, max_value_bytes=16 << 10, by_tenants=True),
 )
+ROLLUP_FREE = frozenset(bucket.name for bucket in BUCKETS if bucket.by_tenants)
 
 
 def task(namespace: str, job: str) -> str:
@@ -129,7 +138,7 @@ def event(namespace: str, job: str, role: str) -> str:
 
 
 def job_key(namespace: str, job: str) -> str:
-    """Key of a job in the buckets `jobs` and `progress`."""
+    """Key of a job in the buckets `jobs`, `progress` and `exports`."""
     return f"{namespace}.{job}"
 
 

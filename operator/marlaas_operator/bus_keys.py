@@ -51,9 +51,14 @@ async def ensure_keys(cluster: Cluster, installation: Installation) -> BusKeys:
 
 
 async def renew_platform(cluster: Cluster, installation: Installation, keys: BusKeys, now: float) -> None:
-    """Write the platform's credentials of the present time window, unless they are in the Secret."""
+    """Write the platform's credentials of the present time window, and this release's server configuration, unless they are in the Secret.
+
+    A server takes up a new configuration when it restarts.
+    """
     target = Target(SECRETS, installation.namespace, installation.bus_secret)
     wanted = _platform(keys, now)
+    if installation.nats_pod_selector is not None:
+        wanted[_SERVER] = _encoded(_server(keys))
     data = (await cluster.get(target)).get("data") or {}
     if any(data.get(key) != value for key, value in wanted.items()):
         await cluster.patch(target, {"data": wanted})

@@ -12,7 +12,7 @@ from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bucket, Bus, BusUnavailable, Entry
 from marlaas_api.errors import MarlaasError, Retryable, Unreadable
 from marlaas_api.fenced import FencedKey, Overtaken
-from marlaas_api.messages import JobDocument, Progress, TenantUsage
+from marlaas_api.messages import ExportReport, JobDocument, Progress, TenantUsage
 from marlaas_api.wire import encode
 from marlaas_operator.bus_health import BusHealth
 from marlaas_operator.plan import WriteDocument
@@ -50,6 +50,7 @@ class JobDocuments:
         self._jobs: Bucket | None = None
         self._documents = BucketCache(self._jobs_bucket, JobDocument, changed, reread_s=REREAD_S)
         self._progress = BucketCache(self._progress_bucket, Progress, changed, reread_s=REREAD_S)
+        self._reports = BucketCache(self._exports_bucket, ExportReport, changed, reread_s=REREAD_S)
         self._usage = BucketCache(
             self._tenants_bucket,
             TenantUsage,
@@ -67,6 +68,7 @@ class JobDocuments:
                 tasks.create_task(self._documents.follow(), name="follow jobs")
                 tasks.create_task(self._progress.follow(), name="follow progress")
                 tasks.create_task(self._usage.follow(), name="follow usage")
+                tasks.create_task(self._reports.follow(), name="follow exporters")
                 await self._documents.synced.wait()
                 await self._progress.synced.wait()
                 await self._usage.synced.wait()
@@ -82,6 +84,10 @@ class JobDocuments:
     def progress(self, key: str) -> Progress | None:
         """Return the job's progress, whatever its uid; None if absent. See `unreadable`."""
         return self._progress.get(key)
+
+    def report(self, key: str) -> ExportReport | None:
+        """Return the last report of a job's exporter that can be read, whatever its uid; None if there is none."""
+        return self._reports.get(key)
 
     def usage(self, tenant: str) -> TenantUsage | None:
         """Return the tenant's usage; None if absent or not decodable."""
@@ -152,6 +158,10 @@ class JobDocuments:
     async def _progress_bucket(self) -> Bucket:
         assert self._bus is not None, "nothing is read before the connection"
         return await self._bus.bucket(subjects.PROGRESS)
+
+    async def _exports_bucket(self) -> Bucket:
+        assert self._bus is not None, "nothing is read before the connection"
+        return await self._bus.bucket(subjects.EXPORTS)
 
     async def _tenants_bucket(self) -> Bucket:
         assert self._bus is not None, "nothing is read before the connection"

@@ -30,7 +30,7 @@ from marlaas_operator.cluster.resources import (
 from marlaas_operator.job_documents import JobDocuments
 from marlaas_operator.job_loads import JobLoads
 from marlaas_operator.object_cache import Group, ObjectCache
-from marlaas_operator.pod_facts import PodFacts, pod_facts
+from marlaas_operator.pod_facts import EXPORTER, PodFacts, pod_facts
 from marlaas_operator.snapshot import (
     JobPool,
     JobSnapshot,
@@ -107,8 +107,13 @@ class Observer:
         self._first_seen: dict[str, float] = {}
         self._going_since: dict[str, float] = {}
 
-    def job(self, target: Target, error: ActionError | None = None, is_refused: bool = False) -> JobSnapshot | None:
-        """Return the snapshot of an RLJob, None if there is none. is_refused: the error is the API server's refusal."""
+    def job(
+        self, target: Target, error: ActionError | None = None, is_refused: bool = False, exporter_refusal: str = ""
+    ) -> JobSnapshot | None:
+        """Return the snapshot of an RLJob, None if there is none.
+
+        is_refused: the error is the API server's refusal. exporter_refusal: as in JobSnapshot.
+        """
         body = self._cache.get(target)
         if body is None:
             return None
@@ -117,7 +122,10 @@ class Observer:
         document, progress = self._documents.document(key), self._documents.progress(key)
         owner, unread = self._tenancy().owner(meta.namespace), self._tenancy().unread(meta.namespace)
         admitted = progress is not None and progress.uid == meta.uid and progress.admitted and not progress.phase.final
-        owned, pods = self._belongings(("job", meta.namespace, meta.name))
+        owned, bodies = self._belongings(("job", meta.namespace, meta.name))
+        pods = _facts([pod for pod in bodies if _job_uid(pod) in (None, meta.uid)])
+        is_exported = document is not None and document.uid == meta.uid and document.spec.export.is_reported
+        identity = meta.namespace, meta.name, meta.uid
         return JobSnapshot(
             meta=meta,
             bus=self._health.state,
@@ -136,8 +144,12 @@ class Observer:
             progress=progress,
             unreadable=self._documents.unreadable(key),
             owned=owned,
-            pods=_facts([pod for pod in pods if _job_uid(pod) in (None, meta.uid)]),
-            credential=self._credentials.sandbox(meta.namespace, meta.name, meta.uid) if admitted else None,
+            pods=tuple(pod for pod in pods if pod.component != EXPORTER),
+            credential=self._credentials.sandbox(*identity) if admitted else None,
+            exporter_pods=tuple(pod for pod in pods if pod.component == EXPORTER),
+            exporter_credential=self._credentials.exporter(*identity) if is_exported else None,
+            exporter_refusal=exporter_refusal,
+            report=self._documents.report(key),
             first_seen_at=self._first_seen.setdefault(meta.uid, self._now()),
             deletion_seen_at=self._deletion_seen(meta),
         )
@@ -196,7 +208,7 @@ class Observer:
         self._first_seen.pop(uid, None)
         self._going_since.pop(uid, None)
         if resource_of(body) == RLJOBS:
-            self._credentials.forget_sandbox(meta["namespace"], meta["name"], uid)
+            self._credentials.forget_job(meta["namespace"], meta["name"], uid)
         elif resource_of(body) == MODELPOOLS:
             self._credentials.forget_pool(meta["name"])
 

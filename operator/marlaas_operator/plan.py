@@ -88,6 +88,7 @@ class Plan:
         urgent: phase, reason or conditions changed, so the status is written at once. Otherwise only numbers
             changed, and it is written at most once a second.
         events: emitted only after the status was written.
+        aside: actions for the job's exporter. Their errors stop no other action and are no error of the job.
         requeue_s: reconcile again after this many seconds even without a change; None: only on a change.
     """
 
@@ -96,8 +97,9 @@ class Plan:
     urgent: bool = False
     events: tuple[Event, ...] = ()
     requeue_s: float | None = None
+    aside: tuple[Action, ...] = ()
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to do now."""
-        return not self.actions and self.status is None and not self.events
+        return not self.actions and not self.aside and self.status is None and not self.events

@@ -16,6 +16,8 @@ from marlaas_api.last_words import last_words, visible
 from marlaas_api.reasons import Reason
 
 COMPONENT = "app.kubernetes.io/component"
+EXPORTER = "exporter"
+"""Component of the pod that reports a job to trackers and webhooks."""
 PREPARE = "model"
 """Name of the init container that prepares a pool's model."""
 
@@ -83,7 +85,7 @@ class PodFacts:
     """State of one pod.
 
     Attributes:
-        component: rollout, trainer or sandbox.
+        component: rollout, trainer, sandbox or exporter.
         created_at: unix seconds.
         unschedulable: the scheduler's message, empty if the pod has a node.
         disrupted: preempted, evicted or drained; its condition DisruptionTarget.

@@ -7,7 +7,7 @@ The status is one write. Events come last: a crash may lose one, but never emits
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marlaas_api.errors import MarlaasError
@@ -37,6 +37,7 @@ from marlaas_operator.work_queue import REFUSED_AGAIN_S, FailureBackoff, is_refu
 log = logging.getLogger(__name__)
 
 FIGURES_EVERY_S = 1.0
+_ASIDE_AGAIN_S = 2.0
 _BY_KIND = {resource.kind: resource for resource in (*OWNED, SECRETS)}
 
 
@@ -107,6 +108,14 @@ class ReconcilerDependencies:
     now: Callable[[], float] = time.time
 
 
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """Error of an exporter's action, which is not repeated before `until` (unix seconds)."""
+
+    error: str
+    until: float
+
+
 class Reconciler:
     """Reconciles objects, one per call."""
 
@@ -114,6 +123,7 @@ class Reconciler:
         self._deps = dependencies
         self._status_at: dict[Target, float] = {}
         self._backoff = FailureBackoff()
+        self._aside: dict[Target, _Aside] = {}
 
     async def __call__(self, target: Target) -> float | None:
         """Reconcile one object; return after how many seconds to requeue it, None to wait for a change.
@@ -145,16 +155,22 @@ class Reconciler:
             )
             if hold:  # frees the job's slots, so it does not wait with the refused actions
                 await self._act(target, Plan(hold))
+        aside_s = await self._act_aside(target, plan)
+        if aside_s is not None:  # the status tells the refusal
+            plan = replace(self._plan(target) or plan, requeue_s=plan.requeue_s)
         early_s = await self._report(target, body, plan)
         if error is not None and not is_refusal(error):
             raise error
-        return soonest(plan.requeue_s, deferred_s if error is None else REFUSED_AGAIN_S, early_s)
+        return soonest(plan.requeue_s, deferred_s if error is None else REFUSED_AGAIN_S, early_s, aside_s)
 
     def _plan(self, target: Target) -> Plan | None:
         deps = self._deps
         error = self._backoff.reportable(target, deps.now())
         if target.resource == RLJOBS:
-            job = deps.observer.job(target, error, self._backoff.is_refused(target))
+            aside = self._aside.get(target)
+            job = deps.observer.job(
+                target, error, self._backoff.is_refused(target), aside.error if aside is not None else ""
+            )
             return plan_job(job, deps.installation, deps.now()) if job is not None else None
         if target.resource == MODELPOOLS:
             pool = deps.observer.pool(target, error)
@@ -177,6 +193,28 @@ class Reconciler:
             if is_transient(error) and self._backoff.reportable(target, self._deps.now()) is None:
                 raise
             return error
+        return None
+
+    async def _act_aside(self, target: Target, plan: Plan) -> float | None:
+        """Execute the actions for the exporter; an error stops only these.
+
+        Returns:
+            After how many seconds to try again what failed; None if nothing did.
+        """
+        known, now = self._aside.get(target), self._deps.now()
+        if known is not None and 0 < known.until - now <= REFUSED_AGAIN_S and plan.aside:
+            return known.until - now
+        self._aside.pop(target, None)
+        try:
+            for action in plan.aside:
+                await self._deps.performer.perform(target, action)
+        except Conflict:
+            return _ASIDE_AGAIN_S
+        except MarlaasError as error:
+            log.warning("actions for the exporter of %s failed: %s", target, error)
+            again_s = REFUSED_AGAIN_S if is_refusal(error) else _ASIDE_AGAIN_S
+            self._aside[target] = _Aside(str(error), now + again_s)
+            return again_s
         return None
 
     def _plan_after(self, target: Target, error: MarlaasError | None) -> Plan:
@@ -247,6 +285,7 @@ class Reconciler:
     def _forget(self, target: Target) -> None:
         self._status_at.pop(target, None)
         self._backoff.clear(target)
+        self._aside.pop(target, None)
 
 
 def _named(action: Action) -> str:

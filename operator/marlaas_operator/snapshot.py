@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
 from marlaas_api.kinds.status import unix_seconds
-from marlaas_api.messages import JobDocument, JobHold, Phase, Progress, TenantUsage
+from marlaas_api.messages import ExportReport, JobDocument, JobHold, Phase, Progress, TenantUsage
 from marlaas_api.reasons import Reason
 from marlaas_operator.pod_facts import PodFacts
 
@@ -103,7 +103,10 @@ class JobSnapshot:
         unreadable: why the document or the progress cannot be decoded (a newer release's), else empty. Both are then the last
             that could be, or None: unknown, not absent.
         owned: ServiceAccount, NetworkPolicy and Deployment, where they exist (Secrets are never read).
-        pods: of its sandbox.
+        pods: of its sandbox; exporter_pods: of its exporter.
+        report: of its exporter, whose pod is the tenant's: bound and escape what it says.
+        exporter_credential: bus credential of its exporter; None unless the job asks for one, or if the bus has no users.
+        exporter_refusal: why an object of the exporter was refused last; else empty.
         credential: bus credential of its sandbox for the present time window; None unless the job is admitted,
             or if the bus has no users.
         first_seen_at: when this operator process first saw the object, unix seconds of our own clock.
@@ -131,6 +134,10 @@ class JobSnapshot:
     owned: Owned = field(default_factory=dict)
     pods: tuple[PodFacts, ...] = ()
     credential: str | None = None
+    exporter_pods: tuple[PodFacts, ...] = ()
+    exporter_credential: str | None = None
+    exporter_refusal: str = ""
+    report: ExportReport | None = None
     first_seen_at: float = 0.0
     deletion_seen_at: float = 0.0
     refusal: str = ""
@@ -171,6 +178,11 @@ class JobSnapshot:
     def own_progress(self) -> Progress | None:
         """The progress with this object's uid."""
         return self.progress if self.progress is not None and self.progress.uid == self.meta.uid else None
+
+    @property
+    def own_report(self) -> ExportReport | None:
+        """The exporter's report with this object's uid."""
+        return self.report if self.report is not None and self.report.uid == self.meta.uid else None
 
     @property
     def progress_known(self) -> bool:

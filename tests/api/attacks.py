@@ -2,14 +2,20 @@
 
 import itertools
 import json
+from collections.abc import Collection
 
 from marlaas_api import subjects
-from marlaas_api.bus_users import OrchestratorUser, RolloutUser, SandboxUser, inbox_prefix
+from marlaas_api.bus_users import ExporterUser, OrchestratorUser, RolloutUser, SandboxUser, TenantUser, inbox_prefix
 
 MINE, OTHER = SandboxUser("team-a", "mine", "u1"), SandboxUser("team-b", "other", "u2")
 SIBLING = SandboxUser("team-a", "sibling", "u3")
 """A job of the attacker's own namespace: not its own either."""
 JOBS = (MINE, OTHER, SIBLING)
+OWN: dict[TenantUser, tuple[str, ...]] = {
+    MINE: (subjects.generation("team-a", "mine", "policy"), subjects.episode("team-a", "mine")),
+    ExporterUser("team-a", "mine", "u1"): ("$KV.exports.team-a.mine",),
+}
+"""What an attacker's credential may publish, besides requests."""
 STORED = (*(one.name for one in subjects.STREAMS), *(f"KV_{one.name}" for one in subjects.BUCKETS))
 STREAMS = (*STORED, "OBJ_models", "*", ">")
 _STREAM_VERBS = ("INFO", "DELETE", "UPDATE", "PURGE", "SNAPSHOT", "RESTORE", "LEADER.STEPDOWN", "PEER.REMOVE")
@@ -37,9 +43,8 @@ def names(user: SandboxUser) -> list[str]:
     ]
 
 
-def targets() -> list[str]:
-    """Subjects of others, of the platform and of the server, and wildcards over them."""
-    mine = {subjects.generation("team-a", "mine", "policy"), subjects.episode("team-a", "mine")}
+def targets(mine: Collection[str]) -> list[str]:
+    """Subjects of others, of the platform and of the server, and wildcards over them. mine: what the attacker may publish."""
     foreign = [subject for user in JOBS for subject in names(user) if subject not in mine]
     platform = [
         subjects.engine("tiny", "rollout-0"),

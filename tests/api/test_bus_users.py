@@ -22,6 +22,7 @@ from marlaas_api.nats_server import EmbeddedNats
 
 NOW = 1_800_000_000.0
 SANDBOX = bus_users.SandboxUser("team-a", "job", "u1")
+EXPORTER = bus_users.ExporterUser("team-a", "job", "u1")
 POOLS = bus_users.RolloutUser("tiny"), bus_users.TrainerUser("tiny")
 PLATFORM = (bus_users.OperatorUser(), bus_users.OrchestratorUser(), bus_users.RunnerUser(), *POOLS)
 
@@ -80,7 +81,7 @@ def test_keys_are_taken_up_as_they_were_dumped_and_broken_ones_are_refused_witho
         assert not any(seed in text for seed in (*keys.dump().values(), made.seed))
 
 
-@pytest.mark.parametrize("user", [*PLATFORM, SANDBOX])
+@pytest.mark.parametrize("user", [*PLATFORM, SANDBOX, EXPORTER])
 def test_credentials_are_the_same_within_a_window_new_in_the_next_and_outlive_their_renewal_by_far(keys, user):
     first, end = bus_users.mint(keys, user, NOW), bus_users.renew_at(user, NOW)
     assert bus_users.mint(keys, user, end - 1) == first
@@ -93,7 +94,7 @@ def test_credentials_are_the_same_within_a_window_new_in_the_next_and_outlive_th
 def test_two_users_share_neither_seed_nor_inbox(keys):
     sandbox = bus_users.SandboxUser
     others = sandbox("team-a", "job", "u2"), sandbox("team", "a-job", "u1"), bus_users.RolloutUser("other")
-    users = (*PLATFORM, SANDBOX, *others)
+    users = (*PLATFORM, SANDBOX, EXPORTER, *others)
     made = [bus_users.read_credentials(bus_users.mint(keys, user, NOW)) for user in users]
     assert len({one.seed for one in made}) == len(made)
     assert len({bus_users.inbox_prefix(user) for user in users}) == len(users) - 1, "u1 and u2 are of one job"
@@ -114,10 +115,11 @@ def test_a_name_that_would_grant_more_than_one_is_refused(keys, names):
         bus_users.mint(keys, user, NOW)
 
 
-def test_a_sandbox_may_do_these_things_and_nothing_else():
-    may = bus_users.permissions(SANDBOX)
-    assert may.subscribe == ("_INBOX_team-a_job.>",)
-    assert may.publish == tuple(rows(__file__, "sandbox_may"))
+@pytest.mark.parametrize(("user", "table"), [(SANDBOX, "sandbox_may"), (EXPORTER, "exporter_may")])
+def test_a_pod_of_a_tenant_may_do_these_things_and_nothing_else(user, table):
+    may = bus_users.permissions(user)
+    assert may.subscribe == (f"{bus_users.inbox_prefix(user)}.>",)
+    assert may.publish == tuple(rows(__file__, table))
     left = {service.subject for service in SERVICES}
     assert left == {*rows(__file__, "services")}, "no other subject leaves the sandboxes' account"
 

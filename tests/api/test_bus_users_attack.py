@@ -15,7 +15,7 @@ from typing import Any
 
 import nats
 import pytest
-from tests.api.attacks import JOBS, MINE, OTHER, STORED, acks, api_calls, consumer, targets, wildcards
+from tests.api.attacks import JOBS, MINE, OTHER, OWN, STORED, acks, api_calls, consumer, targets, wildcards
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, Request
@@ -24,6 +24,8 @@ from marlaas_api.bus_nats import NatsBus, connect
 from marlaas_api.bus_users import (
     BusKeys,
     BusUser,
+    ExporterUser,
+    OperatorUser,
     OrchestratorUser,
     RolloutUser,
     RunnerUser,
@@ -129,15 +131,16 @@ class Attacker:
 
 
 @pytest.fixture
-async def attacker(harness: BusHarness) -> AsyncIterator[Attacker]:
+async def attacker(harness: BusHarness, request: pytest.FixtureRequest) -> AsyncIterator[Attacker]:
     refused: Counter[str] = Counter()
+    user = getattr(request, "param", MINE)
 
     async def on_error(error: Exception) -> None:
         text = str(error)
         assert "permissions violation" in text, text
         refused[text.split('"')[1]] += 1
 
-    login = {"user_credentials": str(harness.creds(MINE)), "inbox_prefix": inbox_prefix(MINE), "error_cb": on_error}
+    login = {"user_credentials": str(harness.creds(user)), "inbox_prefix": inbox_prefix(user), "error_cb": on_error}
     options = {"allow_reconnect": False, "skip_subject_validation": True}
     client = await nats.connect(harness.server.url, **login, **options)
     made = Attacker(client, refused)
@@ -148,18 +151,19 @@ async def attacker(harness: BusHarness) -> AsyncIterator[Attacker]:
     await client.close()
 
 
-async def test_every_verb_on_everything_of_others_is_refused(harness, attacker):
+@pytest.mark.parametrize(("attacker", "own"), OWN.items(), indirect=["attacker"])
+async def test_every_verb_on_everything_of_others_is_refused(harness, attacker, own):
     before, inbox = await harness.state(), attacker.inbox
     removal = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
-    for subject in targets():
+    for subject in targets(own):
         for headers in (None, removal, {"KV-Operation": "DEL"}, {"Nats-Msg-Id": "u2-t0-0"}, {"Nats-Rollup": "all"}):
             await attacker.publish(subject, b"mine now", inbox, headers)
     for subject, body in (*api_calls(), *acks()):
         await attacker.publish(subject, body, inbox)
-    for subject in (*targets(), *wildcards()):
+    for subject in (*targets(own), *wildcards()):
         for queue in ("", "rollout"):
             await attacker.subscribe(subject, queue)
-    for subject in (subjects.generation("team-a", "mine", "policy"), subjects.episode("team-a", "mine")):
+    for subject in own:
         await attacker.subscribe(subject)  # what it may say it may not hear
     assert attacker.tried.total() >= 1000
     await attacker.until(lambda: attacker.refused.total() >= attacker.tried.total())
@@ -195,7 +199,7 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness, attacker):
     victim = await harness.connect(OTHER)
     inbox = victim.new_inbox()
     named = [call for call, _ in api_calls() if not call.endswith(">") and "*" not in call]
-    aims = [*targets(), *named, "gen.team-b.other.policy", subjects.episode("team-b", "other"), inbox]
+    aims = [*targets(OWN[MINE]), *named, "gen.team-b.other.policy", subjects.episode("team-b", "other"), inbox]
     reserved = [aim for aim in aims if aim.startswith(("_R_.", "_GR_.", "$JS.ACK."))]
     async with rollout.listen("gen.*.*.*", hear, "rollout"), victim.listen(inbox, hear):
         before = await harness.state()
@@ -274,6 +278,31 @@ async def test_what_a_sandbox_needs_it_may_do(harness):
     assert entry.data == b"jobs of mine"
     for bus in (sandbox, rollout):
         await bus.close()
+
+
+@pytest.mark.parametrize("attacker", [*OWN][1:], indirect=True)
+async def test_an_exporter_reads_and_reports_its_own_job_and_empties_no_report_of_others(harness, attacker):
+    for user in JOBS:
+        await harness.owner.publish(subjects.step(user.namespace, user.job, user.uid, 0), user.job.encode())
+    operator = await (await harness.connect(OperatorUser())).bucket(subjects.EXPORTS)
+    for user in ([*OWN][1], ExporterUser("team-b", "other", "u2")):
+        exporter = await harness.connect(user)
+        bucket = await exporter.bucket(subjects.EXPORTS, inspected=False)
+        assert await bucket.put(subjects.job_key(user.namespace, user.job), user.job.encode()) > 0
+        assert (await bucket.get(subjects.job_key(user.namespace, user.job))).data == user.job.encode()
+        subject = subjects.step(user.namespace, user.job, user.uid, 0)
+        assert (await exporter.last(subjects.STEPS, subject)).data == user.job.encode()
+        assert await exporter.last(subjects.STEPS, subjects.evaluation(user.namespace, user.job, user.uid, 0)) is None
+        for name in (subjects.JOBS, subjects.PROGRESS):
+            read = await exporter.bucket(name, inspected=False)
+            assert (await read.get(subjects.job_key(user.namespace, user.job))).data == f"{name} of {user.job}".encode()
+        await exporter.close()
+    for headers in ({"Nats-Rollup": "all"}, {"Nats-Rollup": "sub", "KV-Operation": "PURGE"}, {"KV-Operation": "DEL"}):
+        await attacker.publish("$KV.exports.team-a.mine", b"x", attacker.inbox, headers)
+    await attacker.publish("$KV.exports.team-a.mine", b"x" * (17 << 10), attacker.inbox)
+    await attacker.until(lambda: len(attacker.got) == 4)
+    assert [b"error" in message.data for message in attacker.got] == [True, True, False, True]
+    assert [entry.data for entry in await operator.entries()] == [b"other"]
 
 
 async def test_every_role_of_the_platform_may_do_its_work(harness):

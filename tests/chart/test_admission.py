@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from types import MappingProxyType
 
 import pytest
 import yaml
@@ -124,9 +125,12 @@ def editor(release: Release) -> Release:
     everything = yaml.safe_dump_all([{"apiVersion": ROLES, **role}, edits, reads])
     release.plane.kubectl("apply", "-f", "-", stdin=everything)
     for closed in ({"secretRefs": names(["login"])}, {"imagePullSecrets": names(["login"])}, egress("10.0.0.1/32")):
-        wait_until(lambda body=closed: "environment." in create(release, **body), f"{closed} is refused")
+        wait_until(
+            lambda body=closed: " is not open " in (said := create(release, **body)) or "may not be read" in said,
+            f"{closed} is refused",
+        )
     rows = [{"name": "rows", "configMap": {"name": "login"}}]
-    wait_until(lambda: "environment." in create(release, volumes=rows), "volumes are refused")
+    wait_until(lambda: "may not be read" in create(release, volumes=rows), "volumes are refused")
     wait_until(lambda: create(release, secretRefs=names(READABLE)) == "", "the editor may edit")
     return release
 
@@ -139,18 +143,26 @@ def egress(*cidrs: str) -> Document:
     return {"egress": [{"cidr": cidr} for cidr in cidrs]}
 
 
-def create(release: Release, **environment: object) -> str:
+def create(release: Release, export: Document = MappingProxyType({}), **environment: object) -> str:
     """What the API server answers the editor who creates a job; a dry run."""
-    body = job("team-a", "sums", "tiny", environment={"image": "x:1", "entrypoint": ["x"], **environment})
+    where = {"image": "x:1", "entrypoint": ["x"], **environment}
+    body = job("team-a", "sums", "tiny", environment=where, export={**export})
     return release.refusal(EDITOR, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
 
 
-@pytest.mark.parametrize("field", ["secretRefs", "imagePullSecrets"])
+def exported(secrets: list[str]) -> Document:
+    """Half of them for trackers, half for webhooks."""
+    webhooks = [{"webhook": {"secretRef": {"name": name, "key": "url"}}} for name in secrets[8:]]
+    return {"secretRefs": names(secrets[:8]), "notify": webhooks}
+
+
+@pytest.mark.parametrize("field", ["environment.secretRefs", "environment.imagePullSecrets", "export"])
 @pytest.mark.parametrize("at", [0, 15])
 def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
     named = [*READABLE[:at], "login", *READABLE[at + 1 :]]
-    sentence = f"environment.{field}: Secret login may not be read by ed in namespace team-a; remove it from the job"
-    assert sentence in create(editor, **{field: names(named)})
+    sentence = f"{field}: Secret login may not be read by ed in namespace team-a; remove it from the job"
+    given = exported(named) if field == "export" else names(named)
+    assert sentence in create(editor, **{field.rpartition(".")[2]: given})
 
 
 @pytest.mark.parametrize("at", [0, 7])
@@ -164,14 +176,16 @@ def test_an_author_names_no_volume_that_they_may_not_read(editor, at):
 
 
 def test_an_author_names_as_many_secrets_as_a_job_may_have(editor):
-    assert create(editor, secretRefs=names(READABLE), imagePullSecrets=names(READABLE)) == ""
+    every = {"secretRefs": names(READABLE), "imagePullSecrets": names(READABLE)}
+    assert create(editor, exported(READABLE), **every) == ""
 
 
 @pytest.mark.parametrize(("cidrs", "refused"), [*rows(__file__, "egress"), MANY])
 def test_a_job_opens_nothing_that_the_installation_closes(editor, cidrs, refused):
-    sentence = f"environment.egress: {refused} is not open to jobs; remove it, or ask the platform team"
-    answer = create(editor, **egress(*cidrs))
-    assert sentence in answer if refused else answer == ""
+    sentence = f"egress: {refused} is not open to jobs; remove it, or ask the platform team"
+    for given in (egress(*cidrs), {"export": egress(*cidrs)})[: 1 if len(cidrs) > 16 else 2]:
+        answer = create(editor, **given)
+        assert sentence in answer if refused else answer == ""
 
 
 def _largest(**args: object) -> Document:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from marlaas.trackers.feed import DeliveryLedger, TrackerFeed, TrackerPaths
-from marlaas.trackers.seam import MemoryTracker, require, rows
+from marlaas.trackers.seam import End, MemoryTracker, require, rows
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import AgentStep
 
@@ -59,12 +59,12 @@ async def test_every_record_is_told_once_also_over_a_restart(office, document, s
     first = office.feed()
     first.add(job, steps(1), [evaluation(0)])
     first.add(job, steps(2), [evaluation(0)])
-    await first.close([job], set())
+    await first.close([job], {})
     second = office.feed()
     second.add(job, steps(3), [evaluation(0), evaluation(3)])
-    await second.close([job], {job.uid})
+    await second.close([job], {job.uid: End.SUCCEEDED})
     assert office.heard() == [(0, "eval 0"), (1, "step 0"), (2, "step 1"), (3, "step 2"), (4, "eval 3")]
-    assert office.tracker.closed == [False, True]
+    assert office.tracker.closed == [None, End.SUCCEEDED]
     assert office.notes == ["team-a/reverse: memory"] * 2
 
 
@@ -76,7 +76,7 @@ async def test_a_tracker_that_fails_is_named_and_told_no_more_and_the_others_go_
     job = document("wandb", "mlflow")
     feed.add(job, steps(3), [])
     feed.add(job, steps(3), [])
-    await feed.close([job], {job.uid})
+    await feed.close([job], {job.uid: End.SUCCEEDED})
     assert [row.key for _, row in office.tracker.rows] == ["step 0"]
     assert [row.key for _, row in other.rows] == ["step 0", "step 1", "step 2"]
     failed = "tracker wandb failed and gets no more rows in this run: OSError: no route to host"
@@ -87,13 +87,13 @@ async def test_a_tracker_that_fails_is_named_and_told_no_more_and_the_others_go_
 async def test_a_job_without_trackers_and_a_finished_run_that_is_looked_at_again_open_none(office, document, steps):
     feed = office.feed()
     feed.add(document(), steps(1), [])
-    await feed.close([document()], set())
+    await feed.close([document()], {})
     assert not (office.folder / ".state").exists()
     job = document("wandb")
     for _ in range(2):
         feed = office.feed()
         feed.add(job, steps(1), [])
-        await feed.close([job], {job.uid})
+        await feed.close([job], {job.uid: End.SUCCEEDED})
     assert office.heard() == [(0, "step 0")]
     assert len(office.notes) == 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marlaas.trackers.seam import open_tracker, rows
+from marlaas.trackers.seam import End, open_tracker, rows
 
 
 @pytest.fixture(autouse=True)
@@ -23,11 +23,11 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def _told(name, document, folder, steps, evaluation):
     """Two processes, one after the other."""
     told = rows(steps(2), [evaluation(0)])
-    for numbers, finished in ((range(2), False), (range(2, 3), True)):
+    for numbers, end in ((range(2), None), (range(2, 3), End.SUCCEEDED)):
         tracker = open_tracker(name, document(name), folder)
         for number in numbers:
             tracker.log(number, told[number])
-        tracker.close(finished=finished)
+        tracker.close(end)
     return tracker
 
 

@@ -127,6 +127,10 @@ def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
             from marlaas_worker.trainer.service import serve as trainer
 
             return trainer(context, _pool(options))
+        case "exporter":
+            from marlaas_worker.exporter.service import serve as exporter
+
+            return exporter(context, _job(options))
         case _:
             from marlaas_worker.sandbox.service import serve as sandbox
 
@@ -149,14 +153,14 @@ def _job(options: argparse.Namespace) -> JobDocument:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m marlaas_worker", description=__doc__)
-    parser.add_argument("role", choices=("orchestrator", "rollout", "trainer", "sandbox"))
+    parser.add_argument("role", choices=("orchestrator", "rollout", "trainer", "sandbox", "exporter"))
     parser.add_argument("--nats", required=True, metavar="URL", help="NATS server")
     parser.add_argument("--creds", type=Path, metavar="FILE", help="NATS credentials, read again at every connection")
     parser.add_argument("--blobs", required=True, metavar="URL", help="blob store, for example file:///var/lib/marlaas")
     parser.add_argument("--name", required=True, help="the replica's name, the same after a restart")
     parser.add_argument("--scratch", required=True, type=Path, metavar="DIR", help="folder of its own, may be empty")
     parser.add_argument("--pool-file", type=Path, metavar="FILE", help="PoolDocument as JSON (rollout, trainer)")
-    parser.add_argument("--job-file", type=Path, metavar="FILE", help="JobDocument as JSON (sandbox)")
+    parser.add_argument("--job-file", type=Path, metavar="FILE", help="JobDocument as JSON (sandbox, exporter)")
     parser.add_argument(
         "--environment-socket",
         type=Path,

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from marlaas_api import subjects
 from marlaas_api.bus import Entry, RevisionConflict, checked_key, checked_prefix
 from marlaas_api.bus_nats.jetstream import JetStream, sequence
 from marlaas_api.bus_nats.layout import bucket_stream, bucket_subject
@@ -59,6 +60,8 @@ class NatsBucket:
     async def delete(self, key: str, revision: int | None = None, *, message_id: str | None = None) -> None:
         at = {} if revision is None else {"Nats-Expected-Last-Subject-Sequence": str(revision)}
         removal = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": _MARKER_TTL}
+        if self._name in subjects.ROLLUP_FREE:  # it keeps one message a key, so a marker replaces the value as well
+            removal = {"KV-Operation": "DEL", "Nats-TTL": _MARKER_TTL}
         await self._write(key, b"", {**removal, **at}, message_id)
 
     async def entries(self, prefix: str = "") -> list[Entry]:

@@ -43,17 +43,20 @@ def bucket_config(spec: BucketSpec) -> Config:
 
     With a TTL, the server replaces an expired key by a marker, so that watchers see the removal.
     """
-    markers: Config = {} if spec.ttl_s is None else {"subject_delete_marker_ttl": nanoseconds(_MARKER_TTL_S)}
+    has_markers = spec.ttl_s is not None and not spec.by_tenants
+    markers: Config = {"subject_delete_marker_ttl": nanoseconds(_MARKER_TTL_S)} if has_markers else {}
+    bound: Config = {"max_msg_size": spec.max_value_bytes} if spec.max_value_bytes > 0 else {}
     return {
         "name": bucket_stream(spec.name),
         "subjects": [bucket_subject(spec.name, ">")],
         "retention": "limits",
         "discard": "new",
         "max_msgs_per_subject": spec.history,
-        "allow_rollup_hdrs": True,
+        "allow_rollup_hdrs": not spec.by_tenants,
         "allow_msg_ttl": True,
         "deny_delete": True,
         **markers,
+        **bound,
         **_common(spec.ttl_s),
     }
 

@@ -15,10 +15,12 @@ from marlaas_api.bus_users.tokens import Credentials as Credentials
 from marlaas_api.bus_users.tokens import CredentialsInvalid as CredentialsInvalid
 from marlaas_api.bus_users.tokens import read_credentials as read_credentials
 from marlaas_api.bus_users.users import BusUser as BusUser
+from marlaas_api.bus_users.users import ExporterUser as ExporterUser
 from marlaas_api.bus_users.users import OperatorUser as OperatorUser
 from marlaas_api.bus_users.users import OrchestratorUser as OrchestratorUser
 from marlaas_api.bus_users.users import RolloutUser as RolloutUser
 from marlaas_api.bus_users.users import RunnerUser as RunnerUser
 from marlaas_api.bus_users.users import SandboxUser as SandboxUser
+from marlaas_api.bus_users.users import TenantUser as TenantUser
 from marlaas_api.bus_users.users import TrainerUser as TrainerUser
 from marlaas_api.bus_users.users import inbox_prefix as inbox_prefix

@@ -40,7 +40,13 @@ SERVICES = (
     ServiceExport("episodes", subjects.episode("*", "*")),
     ServiceExport("tasks", f"{_API}.CONSUMER.MSG.NEXT.{subjects.TASKS}.*", max_gap_s=15),
     ServiceExport("acks", f"$JS.ACK.{subjects.TASKS}.>"),
-    ServiceExport("jobs", f"{_API}.DIRECT.GET.KV_{subjects.JOBS}.$KV.{subjects.JOBS}.*.*"),
+    *(
+        ServiceExport(bucket, f"{_API}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.*.*")
+        for bucket in (subjects.JOBS, subjects.PROGRESS, subjects.EXPORTS)
+    ),
+    ServiceExport("steps", f"{_API}.DIRECT.GET.{subjects.STEPS}.step.*.*.*"),
+    ServiceExport("evaluations", f"{_API}.DIRECT.GET.{subjects.STEPS}.eval.*.*.*"),
+    ServiceExport("reports", f"$KV.{subjects.EXPORTS}.*.*"),
 )
 
 

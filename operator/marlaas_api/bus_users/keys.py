@@ -8,7 +8,7 @@ from marlaas_api.bus_users import accounts, nkey
 from marlaas_api.bus_users.nkey import KeyInvalid, KeyKind
 from marlaas_api.bus_users.permissions import permissions
 from marlaas_api.bus_users.tokens import credentials_text, signed
-from marlaas_api.bus_users.users import BusUser, RolloutUser, SandboxUser, TrainerUser, term
+from marlaas_api.bus_users.users import BusUser, ExporterUser, RolloutUser, SandboxUser, TenantUser, TrainerUser, term
 
 _SANDBOX_SUBSCRIPTIONS = 1000
 # A client's first line carries its token, which contains its permissions; the default limit of NATS is 4 KiB.
@@ -77,8 +77,8 @@ def mint(keys: BusKeys, user: BusUser, now: float) -> str:
 
     Raises InvalidInput if a name of the user is not a DNS label.
     """
-    sandbox = isinstance(user, SandboxUser)
-    account, signing = (accounts.SANDBOXES, keys.sandboxes) if sandbox else (accounts.PLATFORM, keys.platform)
+    of_tenant = isinstance(user, TenantUser)
+    account, signing = (accounts.SANDBOXES, keys.sandboxes) if of_tenant else (accounts.PLATFORM, keys.platform)
     start = term(user).start(now)
     seed = nkey.derived_seed(KeyKind.USER, signing, f"{user.identity} {start}")
     may = permissions(user)
@@ -93,7 +93,7 @@ def mint(keys: BusKeys, user: BusUser, now: float) -> str:
             "issuer_account": account,
             "pub": {"allow": list(may.publish)},
             "sub": {"allow": list(may.subscribe)},
-            "subs": _SANDBOX_SUBSCRIPTIONS if sandbox else -1,
+            "subs": _SANDBOX_SUBSCRIPTIONS if of_tenant else -1,
             "data": -1,
             "payload": -1,
         },
@@ -131,9 +131,14 @@ class CredentialIssuer:
         """Return the credential of a job's sandbox."""
         return self.of(SandboxUser(namespace, job, uid))
 
-    def forget_sandbox(self, namespace: str, job: str, uid: str) -> None:
-        """Drop the credential of a deleted job."""
-        self._issued.pop(SandboxUser(namespace, job, uid), None)
+    def exporter(self, namespace: str, job: str, uid: str) -> str | None:
+        """Return the credential of a job's exporter."""
+        return self.of(ExporterUser(namespace, job, uid))
+
+    def forget_job(self, namespace: str, job: str, uid: str) -> None:
+        """Drop the credentials of a deleted job."""
+        for user in (SandboxUser(namespace, job, uid), ExporterUser(namespace, job, uid)):
+            self._issued.pop(user, None)
 
     def forget_pool(self, name: str) -> None:
         """Drop the credentials of a deleted pool."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from marlaas_api import subjects
 from marlaas_api.bus_users.users import (
     BusUser,
+    ExporterUser,
     OperatorUser,
     OrchestratorUser,
     RolloutUser,
@@ -24,6 +25,8 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.names import DNS_LABEL
 
 API = "$JS.API"
+_OF_OTHERS = frozenset({subjects.CALIBRATIONS, subjects.EXPORTS})
+"""Buckets that the orchestrator neither writes nor reads."""
 REPLIES = "_R_.>"
 """Reply subjects that NATS makes for answers into another account; a client cannot choose such a reply subject."""
 
@@ -45,6 +48,8 @@ def permissions(user: BusUser) -> Permissions:
     match user:
         case SandboxUser(namespace, job):
             return Permissions(_sandbox(_label(namespace), _label(job)), (inbox,))
+        case ExporterUser(namespace, job):
+            return Permissions(_exporter(_label(namespace), _label(job)), (inbox,))
         case RolloutUser(pool):
             return Permissions(_rollout(_label(pool)), (inbox, "gen.*.*.*", f"engine.{pool}.*"))
         case TrainerUser(pool):
@@ -65,6 +70,16 @@ def _sandbox(namespace: str, job: str) -> tuple[str, ...]:
         f"{API}.CONSUMER.MSG.NEXT.{subjects.TASKS}.{consumer}",
         f"$JS.ACK.{subjects.TASKS}.{consumer}.>",
         _reads_keys(subjects.JOBS, subjects.job_key(namespace, job)),
+    )
+
+
+def _exporter(namespace: str, job: str) -> tuple[str, ...]:
+    key = subjects.job_key(namespace, job)
+    records = (f"step.{namespace}.{job}.*", f"eval.{namespace}.{job}.*")
+    return (
+        *(f"{API}.DIRECT.GET.{subjects.STEPS}.{record}" for record in records),
+        *(_reads_keys(bucket, key) for bucket in (subjects.JOBS, subjects.PROGRESS, subjects.EXPORTS)),
+        f"$KV.{subjects.EXPORTS}.{key}",
     )
 
 
@@ -98,7 +113,7 @@ def _trainer(pool: str) -> tuple[str, ...]:
 
 def _orchestrator() -> tuple[str, ...]:
     logs = (subjects.TASKS, subjects.TURNS, subjects.EPISODES, subjects.GROUPS, subjects.STEPS, subjects.EVENTS)
-    buckets = tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name != subjects.CALIBRATIONS)
+    buckets = tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name not in _OF_OTHERS)
     return (
         "task.*.*",
         "group.*.*.*",
@@ -118,7 +133,9 @@ def _operator() -> tuple[str, ...]:
     return (
         *_writes(subjects.JOBS),
         *_reads(subjects.EVENTS, subjects.STEPS),
-        *_watches(subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.REPLICAS, subjects.TENANTS),
+        *_watches(
+            subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.REPLICAS, subjects.TENANTS, subjects.EXPORTS
+        ),
         *_ensures(),
     )
 

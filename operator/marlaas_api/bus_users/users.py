@@ -99,13 +99,29 @@ class SandboxUser:
         return f"sandbox.{self.namespace}.{self.job}.{self.uid}"
 
 
+@dataclass(frozen=True, slots=True)
+class ExporterUser:
+    """The exporter of one job, which reports its steps to the tenant's trackers."""
+
+    namespace: str
+    job: str
+    uid: str
+
+    @property
+    def identity(self) -> str:
+        """Name of the user."""
+        return f"exporter.{self.namespace}.{self.job}.{self.uid}"
+
+
+TenantUser = SandboxUser | ExporterUser
+"""Users whose credential lies in a tenant's namespace."""
 PlatformUser = OperatorUser | OrchestratorUser | RolloutUser | TrainerUser | RunnerUser
-BusUser = PlatformUser | SandboxUser
+BusUser = PlatformUser | TenantUser
 
 
 def term(user: BusUser) -> Term:
     """Return the validity of a user's tokens."""
-    return SANDBOX_TERM if isinstance(user, SandboxUser) else PLATFORM_TERM
+    return SANDBOX_TERM if isinstance(user, TenantUser) else PLATFORM_TERM
 
 
 def inbox_prefix(user: BusUser) -> str:
@@ -115,4 +131,6 @@ def inbox_prefix(user: BusUser) -> str:
     """
     if isinstance(user, SandboxUser):
         return f"_INBOX_{user.namespace}_{user.job}"
+    if isinstance(user, ExporterUser):
+        return f"_INBOX_{user.namespace}_{user.job}_exporter"
     return f"_INBOX__{user.identity.replace('.', '_')}"

@@ -4,6 +4,7 @@ from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, AgentTraining, InitF
 from marlaas_api.kinds.base import API_VERSION, GROUP, VERSION, Kind, ObjectMeta, Spec
 from marlaas_api.kinds.data import DataSpec, SkipSpec
 from marlaas_api.kinds.environment import Egress, EnvironmentSpec, SecretRef
+from marlaas_api.kinds.export import ExportSpec
 from marlaas_api.kinds.modelpool import (
     ClaimModel,
     HubModel,
@@ -29,7 +30,7 @@ from marlaas_api.kinds.status import (
     WorkersStatus,
 )
 from marlaas_api.kinds.tenant import QuotaSpec, Tenant, TenantSpec
-from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, ExportSpec, RolloutSpec, TrainingSpec
+from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, RolloutSpec, TrainingSpec
 
 KINDS: tuple[type[Kind], ...] = (RLJob, ModelPool, Tenant)
 

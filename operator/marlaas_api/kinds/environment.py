@@ -104,7 +104,7 @@ class Egress(Spec):
 
 
 class SecretRef(Spec):
-    """A Secret in the job's namespace. The environment receives its keys as environment variables."""
+    """A Secret in the job's namespace, whose keys become environment variables."""
 
     model_config = ConfigDict(json_schema_extra=rules((f"!self.name.endsWith('{RESERVED_ENDING}')", _RESERVED)))
 

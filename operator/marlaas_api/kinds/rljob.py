@@ -7,8 +7,9 @@ from pydantic import Field, model_validator
 from marlaas_api.kinds.agent import AgentSpec, PoolRef
 from marlaas_api.kinds.base import FIXED, NO_CHANGE, Kind, Spec, list_map, rules
 from marlaas_api.kinds.environment import EnvironmentSpec
+from marlaas_api.kinds.export import ExportSpec
 from marlaas_api.kinds.status import RLJobStatus
-from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, ExportSpec, RolloutSpec, TrainingSpec
+from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, RolloutSpec, TrainingSpec
 
 _TEN_YEARS_S = 315_360_000
 _NAMED_AGENTS = (
@@ -60,7 +61,7 @@ class RLJobSpec(Spec):
     )
     export: ExportSpec = Field(
         default_factory=lambda: ExportSpec(),
-        description="Destinations of the promoted adapter besides the blob store, and trackers that receive metrics.",
+        description="Destinations of the promoted adapter besides the blob store, trackers that receive metrics, and receivers of messages.",
         json_schema_extra=FIXED,
     )
     adapter_retention: Literal["keep", "delete"] = Field(

@@ -22,6 +22,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
     "RLJob": {
         "Admitted": "The orchestrator has admitted the job to its pool. While False, the reason says why: the job is queued, suspended, being deleted, or has ended.",
         "SandboxReady": "The job's sandbox pods are ready.",
+        "Reporting": "The job's trackers and webhooks (spec.export) have what it has made so far. False with the time since which one takes nothing; the job goes on.",
         "Healthy": "The figures of the last step and evaluation are within their bounds. It is there from the first warning on.",
         "Complete": "The job has finished all steps, and its adapter is published. Final.",
         "Failed": "The job has failed. Final.",
@@ -172,6 +173,13 @@ class SuiteStatus(Status):
     majority: float | None = Field(None, description="Mean reward of each task's most frequent answer.")
 
 
+class TrackerStatus(Status):
+    """A tracker that receives the job's metrics."""
+
+    name: Annotated[str, StringConstraints(max_length=63)] = Field(description="Name of the tracker.")
+    url: Annotated[str, StringConstraints(max_length=1024)] = Field(description="Address of the job's run there.")
+
+
 class RLJobStatus(ObjectStatus):
     """Progress of a job. Rewards are means over episodes; evaluations use held-out tasks."""
 
@@ -226,6 +234,11 @@ class RLJobStatus(ObjectStatus):
         None,
         description="Number of faults in training that cost no step, by class. out-of-memory: steps repeated with half of microbatchTokens. non-finite: "
         "updates whose gradient was NaN or infinite and that left the weights unchanged; the third in a row fails the job.",
+    )
+    trackers: Annotated[tuple[TrackerStatus, ...], Field(max_length=16)] | None = Field(
+        None,
+        description="Where the trackers of spec.export show the job, as the pod reports it that sends to them.",
+        json_schema_extra=list_map("name"),
     )
     sandbox_crashes: _Count | None = Field(
         None,

@@ -1,4 +1,4 @@
-"""Training settings of a job: sampling, algorithm, evaluation, checkpoints and export."""
+"""Training settings of a job: sampling, algorithm, evaluation, and checkpoints."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -7,8 +7,6 @@ from pydantic import ConfigDict, Field, StringConstraints, model_validator
 from marlaas_api.kinds.base import (
     FIXED,
     NO_CHANGE,
-    Distinct,
-    PathText,
     Spec,
     list_map,
     matching,
@@ -30,11 +28,6 @@ from marlaas_api.kinds.objective import (
 from marlaas_api.kinds.optimizer import OptimizerSpec
 from marlaas_api.names import MAX_STOP_TEXT, MAX_STOPS
 from marlaas_api.numeric import LARGEST_INTEGER
-
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
-"""Names of the tracker libraries. Server, project and credentials come from each library's own environment variables."""
-
-Trackers = Distinct[Tracker]
 
 SuiteName = Annotated[str, matching(r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "lower-case letters, digits, - and .", 40)]
 """Name of a suite of the evaluation."""
@@ -442,20 +435,4 @@ class CheckpointSpec(Spec):
         ge=1,
         le=1000,
         description="Number of newest versions whose training state (optimizer moments) is kept for restarts.",
-    )
-
-
-class ExportSpec(Spec):
-    """Destinations of the promoted adapter besides the blob store, and trackers that receive metrics."""
-
-    path: PathText | None = Field(
-        None,
-        description="Folder on the machine of `marlaas run` to which the adapter is copied in PEFT format; ignored in a cluster. Absent: only the blob store "
-        "has the adapter.",
-    )
-    trackers: Trackers = Field(
-        (),
-        max_length=3,
-        description="Trackers to which `marlaas run` sends the metrics of every step and evaluation: tensorboard, wandb, mlflow; ignored in a cluster; none "
-        "by default.",
     )

@@ -7,10 +7,12 @@ Writers (docs/explanation/architecture.md):
 - A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
 - A rollout worker writes GenerateReply, Turn and the other pins.
 - A trainer writes PolicyRecord and Manifest.
+- An exporter writes ExportReport.
 """
 
 from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass, TurnReward
+from marlaas_api.messages.exports import DestinationReport, ExportReport
 from marlaas_api.messages.groups import (
     GroupLogEntry,
     GroupOutcome,
@@ -76,11 +78,13 @@ __all__ = [
     "CancelRequest",
     "ChatMessage",
     "Choice",
+    "DestinationReport",
     "Difficulty",
     "Ending",
     "Episode",
     "EvalRecord",
     "EvalSample",
+    "ExportReport",
     "FaultClass",
     "GenerateReply",
     "GenerateRequest",

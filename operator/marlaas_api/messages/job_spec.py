@@ -41,7 +41,7 @@ class CreditSettings(SpecPart):
 
 
 class EgressRule(SpecPart):
-    """A network destination that the environment may reach."""
+    """A network destination that a pod of the job may reach."""
 
     cidr: str
     ports: tuple[int, ...] = ()
@@ -297,11 +297,45 @@ class CheckpointSettings(SpecPart):
     keep: int = 2
 
 
+class SecretKey(SpecPart):
+    """One key of a Secret in the job's namespace."""
+
+    name: str
+    key: str
+
+
+class WebhookSettings(SpecPart):
+    """A webhook; the Secret has its URL."""
+
+    secret_ref: SecretKey
+
+
+class NotifySettings(SpecPart):
+    """A receiver of messages about the job."""
+
+    webhook: WebhookSettings
+    when: tuple[Literal["end", "failure", "wait"], ...] = ("end", "failure", "wait")
+    wait_seconds: float = 1800.0
+
+
 class ExportSettings(SpecPart):
-    """Destinations of the adapter and the metrics; only `marlaas run` reads them."""
+    """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path`."""
 
     path: str | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    secret_refs: tuple[NameRef, ...] = ()
+    egress: tuple[EgressRule, ...] = ()
+    notify: tuple[NotifySettings, ...] = ()
+
+    @property
+    def remote_trackers(self) -> tuple[Literal["wandb", "mlflow"], ...]:
+        """The trackers that a cluster serves: those that are servers. The others write files."""
+        return tuple(name for name in self.trackers if name != "tensorboard")
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether a cluster reports the job to trackers or webhooks."""
+        return bool(self.remote_trackers or self.notify)
 
 
 class JobSpec(SpecPart):
@@ -381,6 +415,15 @@ class JobSpec(SpecPart):
         token = group_token(group)
         is_first = token.startswith("t") and self.demonstrated_groups > int(token[1:])
         return is_first or (token.startswith("t") and self.training.algorithm == "sft")
+
+    def evaluates(self, finished: int, steps: int | None = None) -> bool:
+        """Return whether the version after `finished` steps is evaluated: the first, the last, those after every `every` steps.
+
+        That after the steps of demonstrations is, too. steps: of the job; None: as in the spec.
+        """
+        spec, marks = self.evaluation, (0, self.demonstrated_steps)
+        is_marked = finished in marks or finished >= (self.training.steps if steps is None else steps)
+        return spec.num_tasks > 0 and (is_marked or finished % spec.every == 0)
 
     @property
     def num_pinned(self) -> int:

@@ -269,6 +269,17 @@ class Progress(JobMessage):
     suites: dict[str, SuiteProgress] = Field(default_factory=dict)
 
     @property
+    def end_mark(self) -> str:
+        """Name of the job's end, such as `Succeeded 40/40`; empty while it goes on. A job that is given more steps ends anew."""
+        return self.rest_mark if self.phase.final else ""
+
+    @property
+    def rest_mark(self) -> str:
+        """The same for a job that has ended or is suspended; empty while it goes on or waits."""
+        rests = self.phase.final or self.phase is Phase.SUSPENDED
+        return f"{self.phase} {self.step}/{self.steps}" if rests else ""
+
+    @property
     def generated_tokens(self) -> int:
         """Tokens that the engines generated for the job, or that its records have if these are more."""
         return max(self.tokens, sum(amounts.generated_tokens for amounts in self.usage.values()))

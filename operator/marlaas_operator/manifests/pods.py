@@ -45,6 +45,15 @@ def sandbox_name(job: str) -> str:
     return f"{_fitted(job, _LABEL - len(RESERVED_ENDING))}{RESERVED_ENDING}"
 
 
+def exporter_name(job: str) -> str:
+    """Return the name of the objects of a job's exporter. The ending is reserved, too.
+
+    No sandbox has such a name: a job's name does not end in a hyphen.
+    """
+    ending = f"-exporter-{RESERVED_ENDING}"
+    return f"{_fitted(job, _LABEL - len(ending))}{ending}"
+
+
 def workers_name(pool: str, role: str) -> str:
     """Return the name of a pool's objects for one role, in the release's namespace.
 

@@ -40,13 +40,17 @@ def plan_sandbox(
 
 def removal(snapshot: JobSnapshot) -> Iterator[Action]:
     """Yield the actions that delete the sandbox."""
-    if not snapshot.owned:
+    return removed(snapshot, sandbox_name(snapshot.meta.name), snapshot.pods)
+
+
+def removed(snapshot: JobSnapshot, name: str, pods: Sequence[PodFacts]) -> Iterator[Action]:
+    """Yield the actions that delete the objects of a name in the job's namespace: the Deployment, and the others after its last pod."""
+    if not any(own == name for _, own in snapshot.owned):
         return
-    name = sandbox_name(snapshot.meta.name)
     deployment = snapshot.owned.get(("Deployment", name))
     if deployment is not None:
         yield from delete("Deployment", deployment)
-    elif not snapshot.pods:
+    elif not pods:
         yield Delete("Secret", snapshot.meta.namespace, name)
         for kind in ("NetworkPolicy", "ServiceAccount"):
             yield from delete(kind, snapshot.owned.get((kind, name)))

@@ -50,6 +50,7 @@ _UNHEALTHY = frozenset(
         Reason.MIXED_GROUPS,
         Reason.ONE_PROMPT,
         Reason.ENGINE_MISMATCH,
+        Reason.REPORT_DELAYED,
     }
 )
 _ALARMS = frozenset(

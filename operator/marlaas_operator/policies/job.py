@@ -14,7 +14,7 @@ from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.network import closed_destinations
 from marlaas_operator.plan import Action, AddFinalizer, DeleteObject, Plan, RemoveFinalizer
 from marlaas_operator.pod_facts import first_fault
-from marlaas_operator.policies import child_reconcile
+from marlaas_operator.policies import child_reconcile, exporter
 from marlaas_operator.policies.child_reconcile import STUCK_S
 from marlaas_operator.policies.conditions import (
     HEALTHY,
@@ -67,10 +67,11 @@ def job_status(snapshot: JobSnapshot, summary: StatusSummary, wanted: JobDocumen
         "message": clipped(summary.message) or None,
         "tenant": wanted.tenant if wanted is not None else before.get("tenant"),
         **figures,
+        "trackers": exporter.trackers(snapshot) or before.get("trackers"),
         "sandboxCrashes": sandbox_crashes(snapshot, now) or None,
         "finishedAt": _finished_at(progress, before, now) if phase.final else None,
         "conditions": conditions(
-            _findings(snapshot, summary, phase), before.get("conditions") or (), snapshot.meta.generation, now
+            _findings(snapshot, summary, phase, now), before.get("conditions") or (), snapshot.meta.generation, now
         ),
     }
     return without_none(status)
@@ -100,13 +101,15 @@ def _finished_at(progress: Progress | None, before: Mapping[str, Any], now: floa
     return str(before.get("finishedAt") or rfc3339(now))
 
 
-def _findings(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase) -> Iterator[ConditionState]:
+def _findings(snapshot: JobSnapshot, summary: StatusSummary, phase: Phase, now: float) -> Iterator[ConditionState]:
     if snapshot.own_progress is not None or not snapshot.unreadable:  # unknown: they stay
         yield _admitted(snapshot, summary, phase)
         yield _sandbox_ready(snapshot, summary, phase)
     seen = {condition.get("type") for condition in (snapshot.status or {}).get("conditions") or ()}
     if snapshot.own_progress is not None and (snapshot.own_progress.warnings or HEALTHY in seen):
         yield _healthy(snapshot.own_progress)
+    if (reporting := exporter.finding(snapshot, now)) is not None:
+        yield reporting
     for type_, final in ((COMPLETE, Phase.SUCCEEDED), (FAILED, Phase.FAILED)):
         if phase is final or type_ in seen:
             yield ConditionState(type_, phase is final, summary.reason, summary.message)
@@ -206,8 +209,10 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
     """Return the plan for a job. now: unix seconds."""
     if snapshot.meta.deleted_at is not None:
         return _plan_deletion(snapshot, now)
-    if snapshot.job is not None and (egress := snapshot.job.spec.environment.egress):
-        snapshot = replace(snapshot, closed_egress=closed_destinations((each.cidr for each in egress), installation))
+    spec = snapshot.job.spec if snapshot.job is not None else None
+    if spec is not None and (egress := (*spec.environment.egress, *spec.export.egress)):
+        ranges = dict.fromkeys(each.cidr for each in egress)
+        snapshot = replace(snapshot, closed_egress=closed_destinations(ranges, installation))
     wanted = wanted_document(snapshot, crash_verdict(snapshot, now), now)
     write = publish_document(snapshot, wanted)
     due = (expires_s := _expires_s(snapshot, now)) is not None and expires_s <= 0
@@ -219,9 +224,12 @@ def plan_job(snapshot: JobSnapshot, installation: Installation, now: float) -> P
     )
     summary = status_summary(snapshot, now)
     after = job_status(snapshot, summary, wanted, now) if summary is not None else snapshot.status
+    aside = exporter.actions(snapshot, installation, now)
     expires_s = EXPIRE_AGAIN_S if due else _expires_s(replace(snapshot, status=after), now)
-    requeue_s = soonest(expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot))
-    return _with_status(Plan(actions, requeue_s=requeue_s), snapshot, after)
+    requeue_s = soonest(
+        expires_s, look_again_s(snapshot, now), _sandbox_check_s(snapshot), exporter.check_s(snapshot, now)
+    )
+    return _with_status(Plan(actions, requeue_s=requeue_s, aside=aside), snapshot, after)
 
 
 def _sandbox_actions(
@@ -243,8 +251,9 @@ def _plan_deletion(snapshot: JobSnapshot, now: float) -> Plan:
     is_known = bus.synced and bus.available and not snapshot.unreadable
     write = forget(own) if own is not None and is_known else None
     forgotten = is_known and own is None
-    gone = forgotten and not snapshot.owned and not snapshot.pods
-    actions: list[Action] = [*((write,) if write is not None else ()), *child_reconcile.removal(snapshot)]
+    gone = forgotten and not snapshot.owned and not snapshot.pods and not snapshot.exporter_pods
+    removal = (*child_reconcile.removal(snapshot), *exporter.removal(snapshot))
+    actions: list[Action] = [*((write,) if write is not None else ()), *removal]
     if gone:
         return Plan((RemoveFinalizer(FINALIZER),))
     summary = StatusSummary(None, Reason.DELETING, "the job is being stopped; its slots and files are being freed")
@@ -257,7 +266,7 @@ def _with_status(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | N
     if after is None or patch is None:
         return plan
     urgent = is_urgent(snapshot.status, after)
-    return Plan(plan.actions, patch, urgent, events(snapshot.status, after), plan.requeue_s)
+    return replace(plan, status=patch, urgent=urgent, events=events(snapshot.status, after))
 
 
 def _expires_s(snapshot: JobSnapshot, now: float) -> float | None:

@@ -15,6 +15,7 @@ from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool, RLJob, SandboxBounds
 from marlaas_api.kinds.problems import parse
 from marlaas_operator.installation import Installation
+from marlaas_operator.manifests.exporter import Exporter, exporter_objects, exporter_secret
 from marlaas_operator.manifests.pool import Pool, role_objects, role_secret, shared_objects
 from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects, sandbox_secret
 from marlaas_operator.plan import Manifest
@@ -43,7 +44,10 @@ def _sandbox(objects: dict[str, Any], installation: Installation) -> list[Manife
     job = parse(RLJob, objects["RLJob"])
     bounds = parse(ModelPool, objects["ModelPool"]).spec.sandbox if "ModelPool" in objects else SandboxBounds()
     meta = Meta(name=job.metadata.name, uid="u1", namespace=job.metadata.namespace)
-    sandbox = Sandbox(meta, job_document(job, (), "u1", None), bounds, "credential")
+    given = meta, job_document(job, (), "u1", None), bounds, "credential"
+    sandbox, exporter = Sandbox(*given), Exporter(*given)
+    if job.spec.export.trackers:
+        return [*exporter_objects(exporter, installation), exporter_secret(exporter, installation)]
     return [*sandbox_objects(sandbox, installation), sandbox_secret(sandbox, installation)]
 
 

@@ -9,7 +9,7 @@ from tests.tables import rows
 
 from marlaas_api.documents import job_document
 from marlaas_api.kinds import ModelPool, RLJob, Tenant
-from marlaas_api.messages import JobDocument, Phase, Progress
+from marlaas_api.messages import DestinationReport, ExportReport, JobDocument, Phase, Progress
 from marlaas_operator.manifests.pods import sandbox_name
 from marlaas_operator.manifests.sandbox import Sandbox, sandbox_objects
 from marlaas_operator.pod_facts import ContainerFacts, PodFacts
@@ -49,6 +49,11 @@ def progress(phase: Phase = Phase.RUNNING, reason: str = "Training", **fields: A
 
 def queued(reason: str = "WaitingForSlots", message: str = "needs 3 of the 8 adapter slots", **fields: Any) -> Progress:
     return progress(Phase.QUEUED, reason, message=message, **fields)
+
+
+def report(uid: str = "u1", ended: str = "", name: str = "mlflow", **fields: Any) -> ExportReport:
+    identity = {"namespace": "team-a", "job": "sums", "uid": uid}
+    return ExportReport(**identity, ended=ended, destinations=(DestinationReport(name=name, **fields),))
 
 
 def repooled(scene: JobSnapshot, **fields: Any) -> JobSnapshot:
@@ -134,7 +139,8 @@ def ago(seconds: float) -> float:
 
 def scene_rows(test_file: str, name: str) -> list[Any]:
     """The rows of a table, in which `{=NAME: FIELDS}` is what the function or class of that name of this module makes of the fields."""
-    return [_made(row) for row in rows(test_file, name)]
+    found = rows(test_file, name)
+    return [row._replace(values=_made(list(row.values))) if hasattr(row, "id") else _made(row) for row in found]
 
 
 def _made(value: Any) -> Any:

@@ -58,7 +58,7 @@ async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(harness
 
 
 async def a_queued_job_owns_nothing_and_costs_one_status(harness, orchestrator):
-    await harness.gateway.create(job("team-a", "one", "tiny"))
+    await harness.gateway.create(job("team-a", "one", "tiny", export={"trackers": ["mlflow"]}))
     status = await harness.phase("team-a", "one", "Queued")
     assert (status["reason"], status["progress"]) == ("WaitingForPool", "0/4")
     assert await harness.owned("team-a") == {}
@@ -71,6 +71,9 @@ async def a_queued_job_owns_nothing_and_costs_one_status(harness, orchestrator):
     await harness.phase("team-a", "one", "Running")
     await harness.owns(4)
     await harness.owns(12, SYSTEM)
+    for started_at, num in ((1.0, 8), (None, 4)):  # with an exporter, and without
+        await orchestrator.say("team-a", "one", **ADMITTED, started_at=started_at)
+        await harness.owns(num)
 
 
 async def what_may_change_reaches_the_orchestrator(harness, orchestrator):

@@ -85,19 +85,19 @@ async def playing(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator
 
 
 @asynccontextmanager
-async def queued_job(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator]:
+async def queued_job(harness: ServiceHarness, **spec: object) -> AsyncIterator[ScriptedOrchestrator]:
     """An operator with the pool `tiny` and the job `team-a/one`, once the job is queued."""
     await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
+    await harness.cluster.create(job("team-a", "one", "tiny", **spec))
     async with playing(harness) as orchestrator:
         await harness.until(lambda: harness.status().get("phase") == "Queued", "queued")
         yield orchestrator
 
 
 @asynccontextmanager
-async def running_job(harness: ServiceHarness) -> AsyncIterator[ScriptedOrchestrator]:
+async def running_job(harness: ServiceHarness, **spec: object) -> AsyncIterator[ScriptedOrchestrator]:
     """The same, once the job is admitted and runs."""
-    async with queued_job(harness) as orchestrator:
+    async with queued_job(harness, **spec) as orchestrator:
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status().get("phase") == "Running", "running")
         yield orchestrator

@@ -308,3 +308,25 @@ async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tr
         harness.cluster.fail = lambda verb, target: None
         await orchestrator.say("team-a", "one", **ADMITTED)
         await harness.until(lambda: harness.status().get("phase") == "Running", "begun")
+
+
+@pytest.mark.parametrize(
+    "error", [Invalid("exceeded quota"), cluster.Unavailable("no answer")], ids=["refused", "away"]
+)
+async def test_an_exporter_that_cannot_be_made_costs_the_job_nothing_and_is_asked_for_seldom(error):
+    harness = ServiceHarness()
+    name = "one-exporter--sandbox"
+    harness.cluster.fail = lambda verb, target: error if (verb, target.name) == ("apply", name) else None
+    reporting = {"trackers": ["mlflow"]}
+    async with running_job(harness, export=reporting) as orchestrator:
+        await orchestrator.say("team-a", "one", **ADMITTED, started_at=1.0)
+        told = lambda: [one for one in harness.status()["conditions"] if one["type"] == "Reporting"]  # noqa: E731
+        await harness.until(lambda: str(error) in str(told()), "told")
+        for step in range(1, 40):
+            await orchestrator.say("team-a", "one", **ADMITTED, started_at=1.0, step=step)
+            await harness.until(lambda step=step: harness.status().get("step") == step, "counted")
+        assert (harness.status()["phase"], orchestrator.documents["team-a.one"].hold) == ("Running", None)
+        assert sum(target.name == name for _, target in harness.cluster.calls) < 40
+        harness.cluster.fail = lambda verb, target: None
+        await in_time(lambda: "exceeded" not in str(told()) and "answer" not in str(told()))
+        assert {key.name for key in harness.cluster._objects} >= {name, "one-sandbox"}

@@ -22,6 +22,7 @@ from marlaas.local.documents import DesiredState, read
 from marlaas.local.evaluation import Adapters, only_evaluating
 from marlaas.local.folder import ModuleFile, OutFolder, RunRecord, hold
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts, first_of
+from marlaas.local.messages import RunNotifier
 from marlaas.local.modules import changed_data, changed_modules, data_files, module_files
 from marlaas.local.preparation import is_unseen, prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
@@ -34,8 +35,9 @@ from marlaas.local.tenants import SharesSoFar
 from marlaas.local.watch import JobWatch
 from marlaas.models.cards import cards
 from marlaas.models.memory import has_gpu, machine
+from marlaas.notifications import require_urls
 from marlaas.trackers.feed import TrackerFeed, TrackerPaths
-from marlaas.trackers.seam import require
+from marlaas.trackers.seam import End, require
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput, first_cause
@@ -117,6 +119,7 @@ class _Services:
     watch: JobWatch
     launcher: Launcher
     recorder: Recorder
+    notifier: RunNotifier
 
 
 class _Run:
@@ -137,6 +140,8 @@ class _Run:
         for note in wanted.notes:
             self._display.note(note)
         require(wanted.jobs)
+        for job in wanted.jobs:
+            require_urls(job)
         with hold(self._request.out) as folder:
             record = folder.read_record()
             jobs = documents.merge(record.jobs, wanted.jobs)
@@ -205,6 +210,7 @@ class _Run:
                 self._request.role_command,
             )
             blobs = open_blobs(folder.blobs)
+            notifier = RunNotifier(folder.state / "told", self._display.note)
             recorder = Recorder(folder, server.bus, blobs, content.jobs, self._request.episodes_bytes)
             feed = TrackerFeed(TrackerPaths(folder.state, lambda job: folder.job(job.ref)), self._display.note)
             curves = CurveDrawer(guard)
@@ -212,13 +218,15 @@ class _Run:
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             async with curves:
                 async with launcher.with_parent() as forking:
-                    await self._supervise(_Services(folder, server.bus, watch, forking, recorder))
+                    await self._supervise(_Services(folder, server.bus, watch, forking, recorder, notifier))
                 results, self._shares = await watch.results(), watch.shares.sums
                 self._display.waiting("drawing the jobs' curves")
                 await curves.drain()
             finished = [one.document for one in results if one.phase.final]
             await recorder.forget([document.ref for document in finished])
-            await feed.close(watch.jobs, {document.uid for document in finished})
+            ends = {one.document.uid: End.of(one.progress) for one in results if one.progress is not None}
+            await feed.close(watch.jobs, ends)
+            await notifier.tell(watch.jobs, {one.document.ref.key: one.progress for one in results if one.progress})
             return results
 
     def _existing(self) -> Existing | None:
@@ -228,6 +236,8 @@ class _Run:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(parts.recorder.run(), name="episodes")
             following = tasks.create_task(parts.watch.follow(), name="progress")
+            watch = parts.watch
+            telling = tasks.create_task(parts.notifier.run(lambda: (watch.jobs, watch.seen.progress)), name="messages")
             supervisor = Supervisor(parts.launcher, tasks)
             try:
                 while not self._interrupts.first.is_set() and await parts.watch.poll(supervisor):
@@ -241,6 +251,7 @@ class _Run:
                 supervisor.kill()
                 parts.recorder.stop(at_once=self._interrupts.first.is_set())
                 following.cancel()
+                telling.cancel()
 
     async def _change(self, parts: "_Services") -> None:
         """Apply the changes that commands ask for, and answer them."""

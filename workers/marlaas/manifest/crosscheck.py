@@ -150,10 +150,11 @@ def _named_at(job: RLJob, pool: str) -> Loc:
 
 
 def _laptops(job: RLJob) -> Iterator[Problem]:
-    """Yield settings that `marlaas run` supports and a cluster does not: modules beside the manifest, export folders, trackers."""
-    for key, given in (("path", job.spec.export.path), ("trackers", job.spec.export.trackers)):
+    """Yield settings that `marlaas run` supports and a cluster does not: modules beside the manifest, export folders, TensorBoard."""
+    for key, given in (("path", job.spec.export.path), ("trackers", "tensorboard" in job.spec.export.trackers)):
         if given:
-            yield Problem(("spec", "export", key), "only `marlaas run` supports it; a cluster ignores it")
+            what = "only `marlaas run`" if key == "path" else "tensorboard writes files, so only `marlaas run`"
+            yield Problem(("spec", "export", key), f"{what} supports it; a cluster ignores it")
     name = job.spec.environment.name or ""
     if ":" in name and not name.startswith("marlaas."):
         text = (

@@ -10,12 +10,12 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marlaas.trackers.seam import Open, Tracker, open_tracker, rows
-from marlaas_api.kinds.training import Tracker as Name
+from marlaas.trackers.seam import End, Open, Tracker, open_tracker, rows
+from marlaas_api.kinds.export import Tracker as Name
 from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
 
 
@@ -55,12 +55,13 @@ CLOSE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A job's records to deliver. `finished` is None until the end of the run."""
+    """A job's records to deliver, or the end of the run: `is_last`, with the end of the job if it has ended."""
 
     document: JobDocument
     steps: Sequence[StepRecord] = ()
     evals: Sequence[EvalRecord] = ()
-    finished: bool | None = None
+    is_last: bool = False
+    end: End | None = None
 
 
 @dataclass(slots=True)
@@ -88,15 +89,15 @@ class TrackerFeed:
         if document.spec.export.trackers:
             self._put(_Batch(document, steps, evals))
 
-    async def close(self, jobs: Sequence[JobDocument], finished: Collection[str]) -> None:
+    async def close(self, jobs: Sequence[JobDocument], ends: Mapping[str, End | None]) -> None:
         """Deliver the rest and close the trackers. Gives up after `CLOSE_S`.
 
-        `finished` holds the uids of jobs that have ended.
+        `ends` has the end of each job that has ended, by uid.
         """
         if self._thread is None:
             return
         for job in jobs:
-            self._put(_Batch(job, finished=job.uid in finished))
+            self._put(_Batch(job, is_last=True, end=ends.get(job.uid)))
         over, loop = asyncio.Event(), asyncio.get_running_loop()
         thread = self._thread
         self._batches.put(None)
@@ -128,10 +129,10 @@ class TrackerFeed:
         """Deliver one batch. Any exception of a library is caught here, because it must not affect the job."""
         key = (batch.document.uid, name)
         try:
-            if batch.finished is None:
+            if not batch.is_last:
                 self._deliver(name, batch)
             elif (tracker := self._trackers.get(key)) is not None:
-                tracker.close(finished=batch.finished)
+                tracker.close(batch.end)
         except Exception as error:
             log.debug("%s", name, exc_info=error)
             self._trackers[key] = None

@@ -7,31 +7,34 @@ import os
 import shlex
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 
-from marlaas.trackers.seam import MetricRow, settings
+from marlaas.trackers.seam import End, MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _UID = "marlaas.uid"
+_STATUS = {End.SUCCEEDED: "FINISHED", End.FAILED: "FAILED", End.DELETED: "KILLED"}
 _MAX_TEXT = 500
 _MAX_PARAMS = 100
 
 
 class MlflowTracker:
-    """An MLflow run with the job's uid as a tag, by which a later process finds it again."""
+    """An MLflow run with the job's uid as a tag, by which a later process finds it again. A row is one call, with its own step and time."""
 
     def __init__(self, client: MlflowClient, run: Run, uri: str) -> None:
         self._client = client
         self._run_id = run.info.run_id
         self._experiment_id = run.info.experiment_id
         self._uri = uri
+        self._steps: dict[str, set[int]] = {}
 
     @property
     def where(self) -> str:
         if self._uri.startswith(("http:", "https:")):
-            return f"{self._uri}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
+            return f"{_without_login(self._uri)}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
         install = "" if find_spec("flask") else "pip install mlflow && "  # mlflow-skinny has no server
         allow = "MLFLOW_ALLOW_FILE_STORE=true " if self._uri.startswith("file:") else ""
         return f"{install}{allow}mlflow ui --backend-store-uri {shlex.quote(self._uri)}"
@@ -41,9 +44,18 @@ class MlflowTracker:
         metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
-    def close(self, *, finished: bool) -> None:
-        if finished:
-            self._client.set_terminated(self._run_id, "FINISHED")
+    def has(self, number: int, row: MetricRow) -> bool:
+        """Look for the row's last metric: a store may write the metrics of a row one after another, in order."""
+        name = next(reversed(list(row.values)), None)
+        if name is None:
+            return True
+        if name not in self._steps:
+            self._steps[name] = {metric.step for metric in self._client.get_metric_history(self._run_id, name)}
+        return row.finished in self._steps[name]
+
+    def close(self, end: End | None) -> None:
+        if end is not None:
+            self._client.set_terminated(self._run_id, _STATUS[end])
 
 
 def open_tracker(document: JobDocument, folder: Path) -> MlflowTracker:
@@ -59,6 +71,15 @@ def open_tracker(document: JobDocument, folder: Path) -> MlflowTracker:
     return MlflowTracker(client, _run(client, experiment, document), uri)
 
 
+def _without_login(uri: str) -> str:
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+
+
+def _tags(document: JobDocument) -> dict[str, str]:
+    return {_UID: document.uid, "marlaas.namespace": document.namespace, "marlaas.job": document.job}
+
+
 def _experiment(client: MlflowClient, name: str) -> str:
     found = client.get_experiment_by_name(name)
     return str(found.experiment_id if found is not None else client.create_experiment(name))
@@ -69,7 +90,7 @@ def _run(client: MlflowClient, experiment: str, document: JobDocument) -> Run:
     if found:
         client.update_run(found[0].info.run_id, status="RUNNING")
         return found[0]
-    run = client.create_run(experiment, run_name=str(document.ref), tags={_UID: document.uid})
+    run = client.create_run(experiment, run_name=str(document.ref), tags=_tags(document))
     pairs = list(settings(document).items())[:_MAX_PARAMS]
     client.log_batch(run.info.run_id, params=[Param(name, str(value)[:_MAX_TEXT]) for name, value in pairs])
     return run

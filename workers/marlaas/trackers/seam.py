@@ -8,14 +8,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
 
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds.training import Tracker as Name
-from marlaas_api.messages import EvalRecord, JobDocument, StepRecord, SuiteResult
+from marlaas_api.kinds.export import Tracker as Name
+from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepRecord, SuiteResult
 
 _NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
 
@@ -28,6 +29,11 @@ class MetricRow:
     finished: int
     at: float
     values: Mapping[str, float]
+
+
+def row_of(record: StepRecord | EvalRecord) -> MetricRow:
+    """Return a record as a row."""
+    return _step_row(record) if isinstance(record, StepRecord) else _eval_row(record)
 
 
 def rows(steps: Sequence[StepRecord], evals: Sequence[EvalRecord]) -> list[MetricRow]:
@@ -111,6 +117,19 @@ _GATEWAYS: dict[Name, str] = {
 }
 
 
+class End(StrEnum):
+    """How a job ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    DELETED = "deleted"
+
+    @classmethod
+    def of(cls, progress: Progress) -> "End | None":
+        """Return the end in a job's progress; None while it goes on."""
+        return {Phase.SUCCEEDED: cls.SUCCEEDED, Phase.FAILED: cls.FAILED}.get(progress.phase)
+
+
 class Tracker(Protocol):
     """One job's run in one tracker. Called from one thread. Exceptions of the library are not caught."""
 
@@ -119,12 +138,16 @@ class Tracker(Protocol):
         """Where to view it, as text for users."""
         ...
 
+    def has(self, number: int, row: MetricRow) -> bool:
+        """Return whether an earlier process has delivered the row, as far as the tracker can say."""
+        ...
+
     def log(self, number: int, row: MetricRow) -> None:
         """Deliver one row. `number` counts the job's rows from 0, also across restarts."""
         ...
 
-    def close(self, *, finished: bool) -> None:
-        """Flush and close. `finished`: the job will send no more rows."""
+    def close(self, end: End | None) -> None:
+        """Flush and close. `end`: how the job ended; None: this process ends, and the job goes on."""
         ...
 
 
@@ -137,7 +160,7 @@ class MemoryTracker:
     """Fake tracker that keeps its rows. The call with number `fails_at` raises OSError."""
 
     rows: list[tuple[int, MetricRow]] = field(default_factory=list)
-    closed: list[bool] = field(default_factory=list)
+    closed: list[End | None] = field(default_factory=list)
     fails_at: int | None = None
 
     @property
@@ -149,8 +172,11 @@ class MemoryTracker:
             raise OSError("no route to host")
         self.rows.append((number, row))
 
-    def close(self, *, finished: bool) -> None:
-        self.closed.append(finished)
+    def has(self, number: int, row: MetricRow) -> bool:
+        return any(known.key == row.key for _, known in self.rows)
+
+    def close(self, end: End | None) -> None:
+        self.closed.append(end)
 
 
 def open_tracker(name: Name, document: JobDocument, folder: Path) -> Tracker:

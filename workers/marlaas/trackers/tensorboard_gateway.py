@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tensorboard.summary import Writer  # type: ignore[import-untyped]
 
-from marlaas.trackers.seam import MetricRow
+from marlaas.trackers.seam import End, MetricRow
 from marlaas_api.messages import JobDocument
 
 
@@ -25,7 +25,10 @@ class TensorBoardTracker:
             self._writer.add_scalar(name, value, row.finished, wall_time=row.at)
         self._writer.flush()
 
-    def close(self, *, finished: bool) -> None:
+    def has(self, number: int, row: MetricRow) -> bool:
+        return False  # nobody can be asked: the caller keeps a ledger
+
+    def close(self, end: End | None) -> None:
         self._writer.close()
 
 

@@ -9,19 +9,25 @@ from pathlib import Path
 
 import wandb
 
-from marlaas.trackers.seam import MetricRow, settings
+from marlaas.trackers.seam import End, MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _HOST = "api.wandb.ai"
 _AXIS = "finished_steps"
+_LONGEST_TAG = 64
 
 
 class WandbTracker:
-    """A W&B run whose id is the job's uid, so that a later process resumes it. Its steps are the row numbers."""
+    """A W&B run whose id is the job's uid, so that a later process resumes it.
+
+    Its steps are the row numbers. A resumed run begins at the number of rows that the server has, and the server ignores
+    rows below it.
+    """
 
     def __init__(self, run: wandb.Run, folder: Path) -> None:
         self._run = run
         self._folder = folder
+        self._num_known = run.starting_step
         run.define_metric(_AXIS)
         run.define_metric("*", step_metric=_AXIS)
 
@@ -32,8 +38,11 @@ class WandbTracker:
     def log(self, number: int, row: MetricRow) -> None:
         self._run.log({**row.values, _AXIS: row.finished}, step=number)
 
-    def close(self, *, finished: bool) -> None:
-        self._run.finish()
+    def has(self, number: int, row: MetricRow) -> bool:
+        return number < self._num_known
+
+    def close(self, end: End | None) -> None:
+        self._run.finish(exit_code=0 if end in (None, End.SUCCEEDED) else 1)
 
 
 def open_tracker(document: JobDocument, folder: Path) -> WandbTracker:
@@ -44,6 +53,7 @@ def open_tracker(document: JobDocument, folder: Path) -> WandbTracker:
         id=document.uid,
         name=str(document.ref),
         group=document.namespace,
+        tags=(document.namespace[:_LONGEST_TAG], document.job[:_LONGEST_TAG], document.uid[:_LONGEST_TAG]),
         dir=str(folder),
         mode=None if _may_be_online() else "offline",
         resume="allow",

@@ -10,14 +10,6 @@ from marlaas_api.messages import Episode, EvalRecord, SuiteResult
 from marlaas_api.messages.job_spec import EvaluationSettings, JobSpec, SuiteSettings
 
 
-def due(spec: EvaluationSettings, finished: int, steps: int, demonstrated: int = 0) -> bool:
-    """Return whether the version after `finished` steps is evaluated: the first, the last, and after every `every` steps.
-
-    demonstrated: number of the first steps, which train demonstrations; their last version is evaluated too.
-    """
-    return spec.num_tasks > 0 and (finished in (0, demonstrated) or finished >= steps or finished % spec.every == 0)
-
-
 @dataclass(slots=True)
 class EvaluationRun:
     """One version under evaluation: the sum of the agents' `versions`.
@@ -185,7 +177,7 @@ class EvaluationSchedule:
 
     def note(self, spec: JobSpec, finished: int, versions: Mapping[str, int]) -> None:
         """Note the versions after `finished` steps, which are on record. spec: of the job."""
-        if due(spec.evaluation, finished, spec.training.steps, spec.demonstrated_steps):
+        if spec.evaluates(finished):
             self._missing[finished] = dict(versions)
 
     def next(

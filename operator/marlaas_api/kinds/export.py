@@ -1,0 +1,85 @@
+"""Export of a job: the adapter's copy, trackers that receive metrics, and receivers of messages."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from marlaas_api.kinds.base import Distinct, PathText, Spec, list_map, matching
+from marlaas_api.kinds.environment import Egress, SecretRef
+
+Tracker = Literal["tensorboard", "wandb", "mlflow"]
+"""Names of the tracker libraries. Server, project and credentials come from each library's own environment variables."""
+
+Trackers = Distinct[Tracker]
+
+
+class SecretKeyRef(SecretRef):
+    """One key of a Secret in the job's namespace."""
+
+    key: Annotated[str, matching(r"^[-._a-zA-Z0-9]+$", "a key of a Secret: letters, digits, '-', '_' and '.'", 253)] = (
+        Field(description="Key in the Secret.")
+    )
+
+
+class WebhookSpec(Spec):
+    """A webhook. Its URL is a secret: whoever knows it can write there."""
+
+    secret_ref: SecretKeyRef = Field(
+        description="Where the URL is: `http://` or `https://`. The job's author must be allowed to get the Secret. `marlaas run` reads the environment "
+        "variable MARLAAS_WEBHOOK_1 for the first entry of notify, MARLAAS_WEBHOOK_2 for the second, and so on."
+    )
+
+
+class NotifySpec(Spec):
+    """One receiver of messages about the job, as JSON with the field `text`, which Slack, Mattermost and Discord's /slack accept."""
+
+    webhook: WebhookSpec = Field(description="Where the messages are posted.")
+    when: Distinct[Literal["end", "failure", "wait"]] = Field(
+        ("end", "failure", "wait"),
+        min_length=1,
+        max_length=3,
+        description="Occasions, each told once. end: the job has succeeded. failure: it has failed. wait: it has not been admitted, or has finished no step, for "
+        "waitSeconds.",
+    )
+    wait_seconds: float = Field(
+        1800,
+        ge=10,
+        le=30 * 86_400,
+        description="Time without admission or a finished step after which `wait` is told, in seconds.",
+    )
+
+
+class ExportSpec(Spec):
+    """Destinations of the promoted adapter besides the blob store, trackers that receive metrics, and receivers of messages."""
+
+    path: PathText | None = Field(
+        None,
+        description="Folder on the machine of `marlaas run` to which the adapter is copied in PEFT format; ignored in a cluster. Absent: only the blob store "
+        "has the adapter.",
+    )
+    trackers: Trackers = Field(
+        (),
+        max_length=3,
+        description="Trackers that get the metrics of every step and evaluation: tensorboard, wandb, mlflow; none by default. In a cluster a pod in the job's "
+        "namespace sends them; tensorboard works with `marlaas run` only, because it writes files.",
+    )
+    secret_refs: Annotated[tuple[SecretRef, ...], Field(max_length=8)] = Field(
+        (),
+        description="Secrets whose keys the trackers' libraries receive as environment variables in a cluster, for example WANDB_API_KEY and "
+        "MLFLOW_TRACKING_URI; none by default. The job's author must be allowed to get them.",
+        json_schema_extra=list_map("name"),
+    )
+    egress: Annotated[tuple[Egress, ...], Field(max_length=16)] = Field(
+        (),
+        description="Network destinations of trackers and webhooks, which the pod that sends to them may reach in a cluster; none by default.",
+    )
+    notify: Annotated[tuple[NotifySpec, ...], Field(max_length=8)] = Field(
+        (), description="Receivers of messages about the job's end, its failure and long waits; none by default."
+    )
+
+    @model_validator(mode="after")
+    def _secrets_differ(self) -> Self:
+        names = [secret.name for secret in self.secret_refs]
+        if len(set(names)) != len(names):
+            raise ValueError("secretRefs must have different names")
+        return self

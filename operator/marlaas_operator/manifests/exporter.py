@@ -1,0 +1,134 @@
+"""Objects of a job's exporter in the job's own namespace: a pod of the worker image that reports the job to trackers and webhooks.
+
+They are made as those of a sandbox. The pod gets the tenant's Secrets from the kubelet; the operator reads none. Its bus
+credential allows to read the job's document, progress and records, and to write its report (`marlaas_api.bus_users.permissions`).
+"""
+
+import base64
+from dataclasses import dataclass
+
+from marlaas_api.kinds import SandboxBounds
+from marlaas_api.messages import JobDocument
+from marlaas_operator.installation import Installation
+from marlaas_operator.manifests import network, pods
+from marlaas_operator.manifests.pods import Part, Placement
+from marlaas_operator.plan import Manifest
+from marlaas_operator.pod_facts import EXPORTER
+from marlaas_operator.snapshot import Meta
+
+JOB_FILE = "job.json"
+WEBHOOK = "MARLAAS_WEBHOOK_"
+"""Prefix of the variables with the URLs of `export.notify`, counted from 1 (`marlaas.notifications`)."""
+_BLOBS = f"file://{pods.SCRATCH}/blobs"
+"""Required by the worker's command line; an exporter stores no blobs."""
+_GRACE_S = 20
+_START_S = 120
+_RESOURCES: Part = {"requests": {"cpu": "20m", "memory": "192Mi"}, "limits": {"memory": "1Gi"}}
+"""MLflow's client takes 150 MiB, that of W&B 100 MiB more in a process of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exporter:
+    """Input of an exporter's objects. bounds: from the job's pool. credential: text of its bus credential."""
+
+    meta: Meta
+    document: JobDocument
+    bounds: SandboxBounds
+    credential: str
+
+    @property
+    def name(self) -> str:
+        """Name of all objects of the exporter."""
+        return pods.exporter_name(self.meta.name)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels that select its pod."""
+        return {pods.COMPONENT: EXPORTER, pods.JOB_UID: self.meta.uid}
+
+
+def exporter_secret(exporter: Exporter, installation: Installation) -> Manifest:
+    """Return the Secret with the bus credential and the job's document; apply it before the Deployment."""
+    return {**_object(exporter, installation, "v1", "Secret"), "type": "Opaque", "data": _secret_data(exporter)}
+
+
+def exporter_objects(exporter: Exporter, installation: Installation) -> tuple[Manifest, ...]:
+    """Return ServiceAccount, NetworkPolicy and Deployment, in the order of creation."""
+    account = {**_object(exporter, installation, "v1", "ServiceAccount"), "automountServiceAccountToken": False}
+    policy = _object(exporter, installation, "networking.k8s.io/v1", "NetworkPolicy")
+    destinations = network.to_destinations(exporter.document.spec.export.egress, installation)
+    policy["spec"] = network.isolation(exporter.labels, [*network.to_platform(installation), *destinations])
+    return tuple(pods.stamped(manifest) for manifest in (account, policy, _deployment(exporter, installation)))
+
+
+def _deployment(exporter: Exporter, installation: Installation) -> Part:
+    manifest = _object(exporter, installation, "apps/v1", "Deployment")
+    manifest["metadata"]["annotations"] = {pods.SECRET_HASH: pods.digest(_secret_data(exporter))}
+    manifest["spec"] = {
+        "replicas": 1,
+        "selector": {"matchLabels": exporter.labels},
+        "strategy": {"type": "Recreate"},  # two exporters of a job would send a row twice
+        "revisionHistoryLimit": 1,
+        "template": {"metadata": {"labels": manifest["metadata"]["labels"]}, "spec": _pod(exporter, installation)},
+    }
+    return manifest
+
+
+def _object(exporter: Exporter, installation: Installation, api_version: str, kind: str) -> Part:
+    meta = exporter.meta
+    owner = {pods.POOL: exporter.document.pool, pods.JOB: meta.name, pods.JOB_UID: meta.uid}
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": exporter.name,
+            "namespace": meta.namespace,
+            "labels": pods.labels(installation.release, EXPORTER, owner),
+            "ownerReferences": [pods.owner_reference("RLJob", meta)],
+        },
+    }
+
+
+def _secret_data(exporter: Exporter) -> dict[str, str]:
+    data = {pods.CREDENTIAL: exporter.credential, JOB_FILE: exporter.document.model_dump_json()}
+    return {key: base64.b64encode(text.encode()).decode() for key, text in data.items()}
+
+
+def _pod(exporter: Exporter, installation: Installation) -> Part:
+    image, bounds = installation.worker_image, exporter.bounds
+    volumes = (
+        pods.empty("scratch", pods.SCRATCH, "1Gi"),
+        pods.empty("tmp", "/tmp", "256Mi"),
+        pods.secret("bus", pods.BUS_FOLDER, exporter.name),
+        *pods.packages_volumes(installation),
+    )
+    placement = Placement(
+        node_selector=bounds.node_selector,
+        tolerations=bounds.tolerations,
+        runtime_class_name=bounds.runtime_class_name or installation.sandbox.runtime_class_name,
+        pull_secrets=installation.worker_image.pull_secrets,
+    )
+    command = [
+        *pods.worker_command("exporter", installation.nats_url, _BLOBS),
+        *("--job-file", f"{pods.BUS_FOLDER}/{JOB_FILE}"),
+    ]
+    export = exporter.document.spec.export
+    container = {
+        **pods.container("exporter", image.name, command, volumes),
+        **pods.health(_START_S),
+        "imagePullPolicy": image.pull_policy,
+        "env": [*pods.worker_env(pods.packages_env(installation)), *_webhooks(exporter)],
+        "resources": _RESOURCES,
+    }
+    if export.secret_refs:
+        container["envFrom"] = [{"secretRef": {"name": secret.name}} for secret in export.secret_refs]
+    return {**pods.pod_spec(exporter.name, placement, volumes, _GRACE_S), "containers": [container]}
+
+
+def _webhooks(exporter: Exporter) -> list[Part]:
+    """Return the variables with the webhooks' URLs."""
+    refs = [notify.webhook.secret_ref for notify in exporter.document.spec.export.notify]
+    return [
+        {"name": f"{WEBHOOK}{number}", "valueFrom": {"secretKeyRef": {"name": ref.name, "key": ref.key}}}
+        for number, ref in enumerate(refs, 1)
+    ]

@@ -1,0 +1,211 @@
+"""Trackers and webhooks of a job: each gets what it lacks, in a thread of its own, with backoff while it is away.
+
+Every row once: before the first row, and after every failure, the tracker is opened anew and asked what it has.
+"""
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from marlaas.notifications import JobNews, Message, Post, due, post, url_of
+from marlaas.trackers.seam import End, MetricRow, Open, Tracker, open_tracker
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import DestinationReport, JobDocument, Progress
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
+_LONGEST_ERROR, _LONGEST_URL, _LEAST_SECRET = 500, 1024, 8
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
+_SECRET_NAME = re.compile(r"KEY|TOKEN|PASS|SECRET|AUTH|CREDENTIAL|WEBHOOK", re.IGNORECASE)
+_NEEDED = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_API_KEY"}
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What destinations may tell: rows in the order of the stream, and the end if the job has ended. now: unix seconds."""
+
+    document: JobDocument
+    rows: tuple[MetricRow, ...]
+    progress: Progress | None
+    active_at: float
+    links: tuple[str, ...]
+    now: float
+
+    @property
+    def end_mark(self) -> str:
+        """Name of the job's end; empty while it goes on."""
+        return self.progress.end_mark if self.progress is not None else ""
+
+
+class Destination(Protocol):
+    """One tracker or webhook. `deliver` and `close` block, and raise whatever the library raises."""
+
+    @property
+    def name(self) -> str:
+        """Name for people."""
+        ...
+
+    @property
+    def url(self) -> str:
+        """Where people look; empty if unknown."""
+        ...
+
+    def lacks(self, view: JobView) -> bool:
+        """Return whether there is something to deliver."""
+        ...
+
+    def deliver(self, view: JobView) -> None:
+        """Deliver what is due."""
+        ...
+
+    def close(self, end: End | None) -> None:
+        """Release what is open; the process ends."""
+        ...
+
+
+@dataclass(slots=True)
+class TrackerDestination:
+    """A tracker. ended: mark of the last end that it has."""
+
+    name: Literal["wandb", "mlflow"]
+    folder: Path
+    ended: str = ""
+    open: Open = open_tracker
+    url: str = ""
+    _tracker: Tracker | None = None
+    _delivered: set[str] = field(default_factory=set)
+
+    def lacks(self, view: JobView) -> bool:
+        if view.end_mark:
+            return self.ended != view.end_mark
+        return len(view.rows) > len(self._delivered)
+
+    def deliver(self, view: JobView) -> None:
+        try:
+            self._deliver(view)
+        except Exception:
+            self._tracker, self._delivered = None, set()  # it may have taken the row: ask
+            raise
+
+    def _deliver(self, view: JobView) -> None:
+        if self._tracker is None:
+            if (needed := _NEEDED.get(self.name)) and not os.environ.get(needed):
+                raise InvalidInput(f"{self.name} needs {needed} from a Secret of export.secretRefs")
+            self._tracker = self.open(self.name, view.document, self.folder)
+            self.url = self._tracker.where
+        for number, row in enumerate(view.rows):
+            if row.key not in self._delivered:
+                if not self._tracker.has(number, row):
+                    self._tracker.log(number, row)
+                self._delivered.add(row.key)
+        if view.progress is not None and view.end_mark:
+            self._tracker.close(End.of(view.progress))
+            self._tracker, self.ended = None, view.end_mark
+
+    def close(self, end: End | None) -> None:
+        if self._tracker is not None:
+            self._tracker.close(end)
+
+
+@dataclass(slots=True)
+class WebhookDestination:
+    """An entry of `export.notify`. told: marks of the messages of all entries, which share the list."""
+
+    entry: int
+    told: list[str]
+    post: Post = post
+    url: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"webhook {self.entry + 1}"
+
+    def lacks(self, view: JobView) -> bool:
+        return next(self._due(view), None) is not None
+
+    def deliver(self, view: JobView) -> None:
+        for message in self._due(view):
+            self.post(url_of(self.entry), message.text)
+            self.told.append(message.mark)
+
+    def close(self, end: End | None) -> None:
+        return None
+
+    def _due(self, view: JobView) -> Iterator[Message]:
+        news = JobNews(view.document, view.progress, view.active_at, view.links)
+        return due(news, self.entry, self.told, view.now)
+
+
+@dataclass(slots=True)
+class Courier:
+    """Serves one destination. view: the newest view of the job; None before the first read."""
+
+    destination: Destination
+    view: Callable[[], JobView | None]
+    changed: Callable[[], None]
+    since: float | None = None
+    error: str = ""
+
+    async def run(self, tick_s: float) -> None:
+        """Deliver until cancelled, with backoff after failures."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            view = self.view()
+            if view is not None and self.destination.lacks(view):
+                try:
+                    await in_thread(lambda view=view: self.destination.deliver(view), self.destination.name)  # type: ignore[misc]
+                except Exception as error:  # whatever a library raises: the job and the other destinations go on
+                    self.since, self.error = self.since or view.now, safe_text(error)
+                    self.changed()
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                    continue
+                self._works()
+                pause_s = FIRST_PAUSE_S
+            elif self.since is not None:  # what failed is not due any more
+                self._works()
+            await asyncio.sleep(tick_s)
+
+    def _works(self) -> None:
+        self.since, self.error = None, ""
+        self.changed()
+
+    def report(self) -> DestinationReport:
+        """Return the destination's state for the operator."""
+        url = self.destination.url
+        shown = url if url.startswith(("https://", "http://")) and len(url) <= _LONGEST_URL else ""
+        return DestinationReport(name=self.destination.name, url=shown, since=self.since, error=self.error)
+
+
+async def in_thread(call: Callable[[], None], name: str) -> None:
+    """Run a blocking call in a daemon thread, so that one that hangs does not keep the process from ending. Raises its exception."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        try:
+            call()
+        except Exception as error:
+            loop.call_soon_threadsafe(settle, error)
+        else:
+            loop.call_soon_threadsafe(settle, None)
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    await done
+
+
+def safe_text(error: Exception) -> str:
+    """Return an error as one line without credentials: its text goes into the job's status, which more people may read than its Secrets."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    secrets = [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and len(value) >= _LEAST_SECRET]
+    for value in sorted(secrets, key=len, reverse=True):
+        text = text.replace(value, "…")
+    return _LOGIN.sub("…@", text)[:_LONGEST_ERROR]
