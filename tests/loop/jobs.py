@@ -75,10 +75,8 @@ def self_play():
 def judged(judge):
     job = document("judged", tokens=4, environment="teams:once", maxRefill=0)
     (learner,) = job.spec.agents
-    frozen = learner.model_copy(
-        update={"name": "judge", "trainable": False, "init_from": InitSettings(path=str(judge))}
-    )
-    return named("judged", job, agents=(frozen, learner))
+    frozen = {"name": "judge", "trainable": False, "init_from": InitSettings(path=str(judge))}
+    return named("judged", job, agents=(learner.model_copy(update=frozen), learner))
 
 
 def taught():

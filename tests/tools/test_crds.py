@@ -51,11 +51,12 @@ def test_schemas_hold_nothing_that_a_structural_schema_may_not():
             assert part["x-kubernetes-int-or-string"] is True, path
 
 
-def test_only_arguments_of_an_environment_variables_of_a_chat_template_and_affinity_are_free():
+def test_only_arguments_of_environments_and_data_sets_variables_of_a_chat_template_and_affinity_are_free():
     free = [path for path, part in _all_parts() if part.get("x-kubernetes-preserve-unknown-fields")]
     given = (
-        "RLJob.spec.environment.args{} RLJob.spec.rollout.chatTemplate.kwargs{} ModelPool.spec.chatTemplate.kwargs{}"
+        "RLJob.spec.agents[].initFrom.sft.data{} RLJob.spec.environment.args{} RLJob.spec.rollout.chatTemplate.kwargs{}"
     )
+    given += " ModelPool.spec.chatTemplate.kwargs{}"
     assert free == [*given.split(), "ModelPool.spec.rollout.affinity{}", "ModelPool.spec.trainer.affinity{}"]
 
 

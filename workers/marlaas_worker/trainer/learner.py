@@ -296,9 +296,10 @@ class Learner:
     def step(self, number: int, num_groups: int) -> dict[str, float]:
         """Take the last update of a step, and return the step's metrics without those that are not finite.
 
-        Of demonstrations, the metrics of the loss are loss, perplexity, tokens and sequences. Further metrics: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
+        Metrics besides those of the loss: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
         computed by the model, padding included; segment_tokens, total length of the segments, which is larger where prefixes are
         shared; microbatch_tokens, the step's token budget; skipped_update, number of updates whose gradient was not finite.
+        Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss).
 
         Args: as `update`. Raises GradientInvalid.
         """
