@@ -125,9 +125,7 @@ def manifest(uid, **files):
     return a_manifest(SimpleNamespace(namespace="team", job="job", uid=uid), 1, files=refs)
 
 
-async def test_no_download_runs_on_after_another_failed_and_files_of_gone_jobs_go(
-    tmp_path,
-):
+async def test_no_download_runs_on_after_another_failed_and_files_of_gone_jobs_go(tmp_path):
     files, lost = AdapterCache(None, OneFails(), tmp_path), manifest("u1", a="missing", b="slow")
     with pytest.raises(BlobUnavailable):
         await files.fetch(lost)
