@@ -39,10 +39,8 @@ def test_the_numbers_of_workers_are_the_pools_own_unless_they_are_given(given, e
 @pytest.mark.parametrize("free", [None, 0, 64 << 30])
 def test_each_trainer_gets_its_part_of_the_free_memory_unless_it_measures_it_on_a_gpu(tmp_path, document, free):
     folder = write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2)
-    pools, jobs = (
-        [_pool(trainer={"replicas": 2}), _object(ModelPool, "other", {"model": {"builtin": "tiny"}})],
-        [document()],
-    )
+    other, jobs = _object(ModelPool, "other", {"model": {"builtin": "tiny"}}), [document()]
+    pools = [_pool(trainer={"replicas": 2}), other]
     found = pool_documents(pools, [folder, folder], jobs, Resources(free))
     assert [(one.name, one.model_path) for one in found] == [("tiny", str(folder)), ("other", str(folder))]
     uses = [PoolUse(inspect(folder), pools[0].spec, [jobs[0].spec]), PoolUse(inspect(folder), pools[1].spec)]
@@ -126,9 +124,8 @@ def test_paths_of_models_and_adapters_are_read_from_the_manifests_folder(tmp_pat
     file.parent.mkdir()
     heads = ({"apiVersion": "marlaas.dev/v1alpha1", "kind": kind} for kind in ("ModelPool", "RLJob"))
     both = zip(heads, (("tiny", pool), ("job", spec)), strict=True)
-    file.write_text(
-        "\n---\n".join(json.dumps({**head, "metadata": {"name": name}, "spec": of}) for head, (name, of) in both)
-    )
+    written = (json.dumps({**head, "metadata": {"name": name}, "spec": of}) for head, (name, of) in both)
+    file.write_text("\n---\n".join(written))
     monkeypatch.chdir(tmp_path)
     found = read(["project/configs/job.yaml"], None)
     assert found.pools[0].spec.model.path == str(tmp_path / "project" / "m")

@@ -51,8 +51,8 @@ async def publish(bus, *members: int, job=JOB):
         await bus.publish(subjects.episode(job.namespace, job.job), encode(episode))
 
 
-async def recorded(folder, bus, *, at_once=False):
-    made = Recorder(folder, bus, MemoryBlobs(), (JOB,))
+async def recorded(folder, bus, *, at_once=False, blobs=None):
+    made = Recorder(folder, bus, blobs or MemoryBlobs(), (JOB,))
     made.stop(at_once=at_once)
     await made.run()
     return made
@@ -81,9 +81,7 @@ async def test_episodes_are_written_once_with_their_turns_although_an_ack_is_los
 async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(folder, bus):
     blobs = MemoryBlobs()
     await bus.publish(EPISODES, await pack(await publish_turns(bus, 0, 0), blobs, 1))
-    made = Recorder(folder, bus, blobs, (JOB,))
-    made.stop()
-    await made.run()
+    await recorded(folder, bus, blobs=blobs)
     assert members(folder) == [0]
 
 

@@ -180,10 +180,10 @@ async def test_the_totals_of_tenants_are_the_sums_of_their_jobs(harness):
 
 
 async def test_a_deleted_job_counts_once_however_often_its_deletion_is_repeated(harness):
-    gone, stays = a_level("a", 1, tokens=8, admitted_s=3.0), a_level("b", 20)
+    gone, stays = a_level("a", 1, tokens=8, preempted_tokens=3, admitted_s=3.0), a_level("b", 20)
     accounts = TenantAccounts(harness.bus)
     await accounts.save([gone, stays], 100.0)
-    assert accounts.totals()["acme"].open_tokens == 7
+    assert accounts.totals()["acme"].open_tokens == 4
     for _ in range(2):
         await accounts.close(gone, {"uid-a", "uid-b"})
     await accounts.save([gone, stays], 200.0)
@@ -192,5 +192,6 @@ async def test_a_deleted_job_counts_once_however_often_its_deletion_is_repeated(
     await restarted.close(gone, {"uid-a", "uid-b"})
     await restarted.save([stays], 200.0)
     total = restarted.totals()["acme"]
-    assert (total.trained_tokens, total.open_tokens, total.unrecorded_tokens, total.generated_tokens) == (21, 0, 7, 28)
+    assert (total.trained_tokens, total.open_tokens, total.unrecorded_tokens, total.generated_tokens) == (21, 0, 4, 28)
+    assert total.charged_tokens == 25, "without what a preemption cut"
     assert (total.stored_bytes, total.admitted_s, total.trainer_s) == (99, 3.0, 2.0)

@@ -43,7 +43,6 @@ async def test_a_job_and_its_pool_live_and_go_by_the_charts_rights_alone(harness
         lambda: asyncio.to_thread(event_reasons, harness, "rljob", "one", "--namespace", "team-a"),
         accept=lambda found: [reason for reason in found if not reason.startswith("Sandbox")] == TOLD,
     )
-    await a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(harness, orchestrator)
     await a_pool_stays_until_its_job_is_gone_and_says_why(harness, orchestrator)
 
     assert "forbidden" not in process.log.read_text()
@@ -140,17 +139,6 @@ def event_reasons(harness, *object_):
     return [line.split()[1] for line in table.splitlines() if line.split()[:1] in (["Normal"], ["Warning"])]
 
 
-async def a_job_goes_deleted_twice_and_its_namesake_is_a_job_of_its_own(harness, orchestrator):
-    await harness.gateway.delete(ONE)
-    await harness.gateway.delete(ONE)
-    await nothing_is_left(harness, orchestrator)
-    made = await harness.gateway.create(job("team-a", "one", "tiny"))
-    uid = made["metadata"]["uid"]
-    documents = orchestrator.documents
-    await eventually(harness, "its document", lambda: getattr(documents.get("team-a.one"), "uid", "") == uid)
-    await harness.phase("team-a", "one", "Queued")
-
-
 async def a_pool_stays_until_its_job_is_gone_and_says_why(harness, orchestrator):
     await harness.gateway.delete(TINY)
     await harness.says("InUse", "team-a/one")
@@ -158,17 +146,13 @@ async def a_pool_stays_until_its_job_is_gone_and_says_why(harness, orchestrator)
     reasons = lambda: asyncio.to_thread(event_reasons, harness, "modelpool", "tiny")  # noqa: E731
     await eventually(harness, "the pool, in no namespace, has an event", reasons, accept=lambda found: "InUse" in found)
     await harness.gateway.delete(ONE)
-    await nothing_is_left(harness, orchestrator)
+    await harness.gone(ONE)
+    await harness.owns(0)
+    await eventually(harness, "no document is left", lambda: orchestrator.documents == {})
     for role in ("rollout", "trainer"):
         await harness.gateway.delete(Target(PODS, SYSTEM, f"{role}-0"))
     await harness.gone(TINY)
     assert await harness.owned(SYSTEM) == {}
-
-
-async def nothing_is_left(harness, orchestrator):
-    await harness.gone(ONE)
-    await harness.owns(0)
-    await eventually(harness, "no document is left", lambda: orchestrator.documents == {})
 
 
 async def test_a_process_of_its_own_serves_drains_on_sigterm_and_is_followed_after_a_kill(harness, orchestrator):
