@@ -96,7 +96,6 @@ async def test_announcing_twice_changes_nothing_and_a_taken_name_refuses_the_who
     await announce(bus, [document(generation=2)])
     second = await bucket.get("team-a.reverse")
     assert (first.revision, second.revision) == (1, 2)
-    bucket = await bus.bucket(subjects.JOBS)
     await announce(bus, [document("taken", uid="theirs")])
     with pytest.raises(InvalidInput, match="already has a job team-a/taken of another run"):
         await write_change(bus, [document("free"), document("taken")], [], asyncio.Event())

@@ -22,10 +22,6 @@ def _object(kind, name, spec, **metadata):
     return kind.model_validate({**head, "spec": spec})
 
 
-def _tenant(name, namespaces, weight):
-    return _object(Tenant, name, {"namespaces": namespaces, "weight": weight})
-
-
 def _pool(builtin="tiny", **spec):
     return _object(ModelPool, "tiny", {"model": {"builtin": builtin}, **spec})
 
@@ -62,7 +58,8 @@ JOB = _object(RLJob, "reverse", SPEC, namespace="team-a")
 
 
 def test_a_document_has_the_tenant_of_its_namespace_or_the_namespace_with_weight_1_which_no_tenant_is():
-    tenants = [_tenant("team-a", ["team-b"], 2), _tenant("research", ["team-a", "team-c"], 3)]
+    given = (("team-a", ["team-b"], 2), ("research", ["team-a", "team-c"], 3))
+    tenants = [_object(Tenant, name, {"namespaces": names, "weight": weight}) for name, names, weight in given]
     document = job_document(JOB, tenants, "u", None)
     assert (document.tenant, document.tenant_weight) == ("research", 3)
     document = job_document(JOB, tenants[:1], "u", None)

@@ -27,11 +27,8 @@ def body(api_version: str, kind: str, namespace: str, name: str, **metadata: obj
 
 
 def sandbox(labels: dict[str, str] = OURS) -> list[dict[str, Any]]:
-    return [
-        body("apps/v1", "Deployment", "team-a", "job-sandbox", labels=labels),
-        body("v1", "Secret", "team-a", "job-sandbox", labels=labels),
-        body("networking.k8s.io/v1", "NetworkPolicy", "team-a", "job-sandbox", labels=labels),
-    ]
+    kinds = (("apps/v1", "Deployment"), ("v1", "Secret"), ("networking.k8s.io/v1", "NetworkPolicy"))
+    return [body(version, kind, "team-a", "job-sandbox", labels=labels) for version, kind in kinds]
 
 
 def job(*finalizers: str) -> dict[str, Any]:
