@@ -1,10 +1,9 @@
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.models.model_folders import write_model
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.local.documents import CHANGEABLE, Resources, merge, pool_documents, read, refuse_other_models, scaled
 from marlaas.manifest import load
@@ -96,12 +95,9 @@ def test_the_jobs_of_a_run_queue_in_the_order_of_their_manifests():
 
 
 def test_a_run_is_continued_with_the_files_of_submit_which_name_its_pool_again(tmp_path):
-    pool = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: tiny}\nspec: {model: {builtin: tiny}%s}\n---\n"
-    job = "apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: %s}\nspec:\n  poolRef: {name: tiny}\n"
-    job += "  environment: {name: reverse}\n  training: {steps: 1}\n"
     files = [tmp_path / name for name in ("first.yaml", "added.yaml", "other.yaml")]
     for file, setting in zip(files, ("", "", ", maxRank: 8"), strict=True):
-        file.write_text(pool % setting + job % file.stem)
+        file.write_text(data(__file__, "pool_again") % (setting, file.stem))
     found = read([str(file) for file in files[:2]], None)
     assert ([pool.metadata.name for pool in found.pools], len(found.jobs)) == (["tiny"], 2)
     with pytest.raises(InvalidInput, match=r"other.yaml:3: metadata.name: ModelPool 'tiny' is already defined"):
@@ -113,16 +109,9 @@ def test_paths_of_models_and_adapters_are_read_from_the_manifests_folder(tmp_pat
     (tmp_path / "project" / "a").mkdir()
     (tmp_path / "project" / "a" / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16}')
     (tmp_path / "project" / "a" / "adapter_model.safetensors").touch()
-    pool = {"model": {"path": "../m"}, "rollout": {"engine": "reference"}}
-    agents = [{"name": "policy", "adapter": {"rank": 8, "alpha": 16}, "initFrom": {"path": "../a"}}]
-    training = {"steps": 1, "kl": {"coefficient": 0.1, "reference": {"path": "../a"}}}
-    spec = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "agents": agents, "training": training}
     file = tmp_path / "project" / "configs" / "job.yaml"
     file.parent.mkdir()
-    heads = ({"apiVersion": "marlaas.dev/v1alpha1", "kind": kind} for kind in ("ModelPool", "RLJob"))
-    both = zip(heads, (("tiny", pool), ("job", spec)), strict=True)
-    written = (json.dumps({**head, "metadata": {"name": name}, "spec": of}) for head, (name, of) in both)
-    file.write_text("\n---\n".join(written))
+    file.write_text(data(__file__, "relative_paths"))
     monkeypatch.chdir(tmp_path)
     found = read(["project/configs/job.yaml"], None)
     assert found.pools[0].spec.model.path == str(tmp_path / "project" / "m")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.operator import objects
-from tests.operator.objects import installation
+from tests.operator.objects import body, installation
 
 from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Resource, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
@@ -19,11 +19,6 @@ OURS = {"app.kubernetes.io/managed-by": "marlaas-operator", "app.kubernetes.io/i
 ANOTHER_RELEASES = {**OURS, "app.kubernetes.io/instance": "trial"}
 OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_selector": None}
 CLAIMS = "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained"
-
-
-def body(api_version: str, kind: str, namespace: str, name: str, **metadata: object) -> dict[str, Any]:
-    place = {"namespace": namespace} if namespace else {}
-    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **place, **metadata}}
 
 
 def sandbox(labels: dict[str, str] = OURS) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.operator.objects import job, namespace
+from tests.operator.objects import body, job, namespace
 from tests.tables import data
 
 from marlaas_operator.cluster import AlreadyExists, Body, Cluster, Conflict, Invalid, NotFound, Target
@@ -41,8 +41,7 @@ async def _sweep(gateway: Cluster) -> None:
 
 
 def config(name: str, values: dict[str, str], namespace: str = "team-a", **metadata: object) -> Body:
-    metadata = {"name": name, "namespace": namespace, **metadata}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": values}
+    return body("v1", "ConfigMap", namespace, name, **metadata) | {"data": values}
 
 
 def deployment(name: str, *env: str) -> Body:

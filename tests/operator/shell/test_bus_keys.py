@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.operator.objects import SYSTEM, installation
+from tests.operator.objects import SYSTEM, body, installation
 
 from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import InvalidInput, first_cause
@@ -21,20 +21,14 @@ DAY_S = 86400.0
 NOW = 1_800_000_000.0
 
 
-def owner() -> Body:
-    metadata = {"name": "marlaas-installation", "namespace": SYSTEM}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-
-
 def secret(texts: dict[str, str]) -> Body:
     data = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
-    metadata = {"name": "marlaas-bus", "namespace": SYSTEM}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+    return body("v1", "Secret", SYSTEM, "marlaas-bus") | {"data": data}
 
 
 async def test_keys_are_made_once_and_go_with_the_installation():
     cluster = MemoryCluster(SYSTEM)
-    made = await cluster.create(owner())
+    made = await cluster.create(body("v1", "ConfigMap", SYSTEM, "marlaas-installation"))
     keys = await ensure_keys(cluster, installation())
     assert await ensure_keys(cluster, installation()) == keys
     secret = await cluster.get(SECRET)
