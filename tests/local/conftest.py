@@ -4,7 +4,7 @@ from tests.local.runs import placed
 
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus_memory import MemoryServer
-from marlaas_api.messages import EvalRecord, EvalSample, StepOutcome, StepRecord
+from marlaas_api.messages import EvalRecord, EvalSample
 
 
 @pytest.fixture
@@ -38,17 +38,6 @@ def document():
 @pytest.fixture
 def progress_of():
     return lambda document, **fields: a_progress(document, **{"generation": document.generation, **fields})
-
-
-@pytest.fixture
-def step():
-    def build(document, number, **fields: object):
-        body = {"step": number, "outcome": StepOutcome.COMMITTED, "version": number + 1, "indices": (number,)}
-        counts = {"num_groups": 8, "num_episodes": 64, "at": 100.0 + number, "wall_s": 1.0}
-        rewards = {"reward_mean": 0.1 * number, "reward_std": 0.2}
-        return StepRecord.model_validate({**identity(document), **body, **counts, **rewards, **fields})
-
-    return build
 
 
 @pytest.fixture

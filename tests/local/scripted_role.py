@@ -1,13 +1,13 @@
 """Roles that follow a script instead of training: the real process entry, bus, blobs and signals; no model.
 
-Called as `scripted_role.py SCRIPT ROLE …`; SCRIPT is a JSON file: per role what goes wrong, and `pause_at`, the step at which the orchestrator waits until the file `go` does. It takes no step before this run's rollout and trainer are at work and the
+Called as `scripted_role.py SCRIPT ROLE …`; SCRIPT is a JSON file: `refusal`, with which one sandbox ends once; `stubborn` pool workers; and `pause_at`, the step at which the orchestrator waits until the file `go` does. It takes no step before this run's rollout and trainer are at work and the
 job's sandbox has played, in this run or one before: a test that has seen a step need not wait for any of them, however slowly it starts.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
-import os
 import sys
 import tempfile
 import types
@@ -29,27 +29,6 @@ RUN = Path(tempfile.gettempdir())
 POOL_ROLES = ("rollout", "trainer")
 
 
-def misbehave(role):
-    """Die as the script says: `invalid`, `raise` or `kill`, as often as `times` says."""
-    settings = SETTINGS.get(role, {})
-    if not any(is_mine(f"{role}.death.{number}") for number in range(settings.get("times", 0))):
-        return
-    if settings["how"] == "invalid":
-        raise InvalidInput(settings["text"])
-    if settings["how"] == "kill":
-        os.kill(os.getpid(), 9)
-    raise ValueError(settings["text"])
-
-
-def is_mine(death):
-    """Whether this process is the one that dies it; of two that ask at once only one does."""
-    try:
-        with SCRIPT.with_name(death).open("x"):
-            return True
-    except FileExistsError:
-        return False
-
-
 def tell_who():
     """Leave a word of whom this process connects as; the file can be read again, as a reconnect does.
 
@@ -68,7 +47,6 @@ def at_work(role):
 
 async def report(context, role, pool):
     """Be a pool worker that is ready; a child of its own stands for an engine's worker."""
-    misbehave(role)
     tell_who()
     bucket = await context.bus.bucket(subjects.REPLICAS)
     key = subjects.replica_key(role, pool, context.name)
@@ -86,7 +64,9 @@ async def report(context, role, pool):
 
 
 async def sandbox(context, document, environment_socket=None, modules=None):
-    misbehave("sandbox")
+    if "refusal" in SETTINGS:
+        with contextlib.suppress(FileExistsError), SCRIPT.with_name("refused").open("x"):  # of two jobs' only one
+            raise InvalidInput(SETTINGS["refusal"])
     tell_who()
     sys.stdout.write(f"playing {document.ref}\n")
     sys.stdout.flush()
@@ -96,7 +76,6 @@ async def sandbox(context, document, environment_socket=None, modules=None):
 
 async def orchestrate(context):
     await context.bus.ensure()
-    misbehave("orchestrator")
     tell_who()
     while not context.stop.is_set():
         jobs = await (await context.bus.bucket(subjects.JOBS)).entries()

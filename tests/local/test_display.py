@@ -154,16 +154,10 @@ def test_a_row_says_how_a_job_stands_and_words_of_a_failure_are_shown_and_never_
     assert why("team-a/sums", "TooManyFaults", failed.message, 5) == r"team-a/sums: TooManyFaults: \x1b[2Jall is well"
 
 
-TEAM = {
-    "caller": AgentProgress(reward=0.5, eval_before=0.25, eval_last=0.75, staleness=0.5),
-    "reader": AgentProgress(reward=0.125, eval_before=0.5),
-    "past": AgentProgress(),
-}
-
-
 def test_a_job_of_several_agents_has_a_line_of_each(document, progress_of):
     job = document(spec={"agents": tables.data(__file__, "team")})
-    view = JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=TEAM))
+    agents = tables.data(__file__, "team_progress")
+    view = JobView(job, progress_of(job, step=2, versions={"reader": 1, "caller": 2}, agents=agents))
     assert cells(view)[3] == "2/1", "versions of the policies, in the order of the manifest"
     assert {len(line) for line in agent_cells(view)} == {len(COLUMNS)}
     assert [[cell for cell in line if cell] for line in agent_cells(view)] == tables.data(__file__, "lines_of_agents")
@@ -183,14 +177,7 @@ def test_many_steps_without_signal_are_told(step, newest, num_idle):
 
 
 def test_of_several_agents_those_without_signal_or_calls_are_named_and_frozen_ones_need_no_signal():
-    team = [
-        AgentActivity("learns", 9, tokens=5),
-        AgentActivity("flat", 1, tokens=5),
-        AgentActivity("unknown", 0),
-        AgentActivity("mute", 0, tokens=0),
-        AgentActivity("judge", 0, is_trained=False, tokens=5),
-        AgentActivity("critic", 0, is_trained=False, tokens=0),
-    ]
+    team = [AgentActivity(**one) for one in tables.data(__file__, "activities")]
     told = idle(10, team)
     assert [words[: words.index(":")] for words in told] == tables.data(__file__, "idle_agents")
     assert idle(2, team) == []
@@ -316,12 +303,6 @@ def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_gene
     )
     assert meter.sums["team-0"] == SharesSoFar(300, 300 / 8, 300)
     assert meter.sums["team-3"] == SharesSoFar(0, 300 / 2, 300)
-
-
-@pytest.mark.parametrize("tokens", [0, 100, 100_000])
-def test_the_generated_tokens_of_a_tenant_are_those_of_its_usage(views, tokens):
-    for tenant in by_tenant([_later(view, tokens - 100, {}) for view in views]):
-        assert tenant.generated_tokens == tenant.amounts.generated_tokens >= 8 * tokens
 
 
 def _later(view, tokens, fields):

@@ -1,10 +1,9 @@
-import json
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.models.model_folders import write_model
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas.local.documents import CHANGEABLE, Resources, merge, pool_documents, read, refuse_other_models, scaled
 from marlaas.manifest import load
@@ -22,10 +21,6 @@ def _object(kind, name, spec, **metadata):
     return kind.model_validate({**head, "spec": spec})
 
 
-def _tenant(name, namespaces, weight):
-    return _object(Tenant, name, {"namespaces": namespaces, "weight": weight})
-
-
 def _pool(builtin="tiny", **spec):
     return _object(ModelPool, "tiny", {"model": {"builtin": builtin}, **spec})
 
@@ -39,10 +34,8 @@ def test_the_numbers_of_workers_are_the_pools_own_unless_they_are_given(given, e
 @pytest.mark.parametrize("free", [None, 0, 64 << 30])
 def test_each_trainer_gets_its_part_of_the_free_memory_unless_it_measures_it_on_a_gpu(tmp_path, document, free):
     folder = write_model(tmp_path / "m", hidden_size=8, num_hidden_layers=2)
-    pools, jobs = (
-        [_pool(trainer={"replicas": 2}), _object(ModelPool, "other", {"model": {"builtin": "tiny"}})],
-        [document()],
-    )
+    other, jobs = _object(ModelPool, "other", {"model": {"builtin": "tiny"}}), [document()]
+    pools = [_pool(trainer={"replicas": 2}), other]
     found = pool_documents(pools, [folder, folder], jobs, Resources(free))
     assert [(one.name, one.model_path) for one in found] == [("tiny", str(folder)), ("other", str(folder))]
     uses = [PoolUse(inspect(folder), pools[0].spec, [jobs[0].spec]), PoolUse(inspect(folder), pools[1].spec)]
@@ -64,7 +57,8 @@ JOB = _object(RLJob, "reverse", SPEC, namespace="team-a")
 
 
 def test_a_document_has_the_tenant_of_its_namespace_or_the_namespace_with_weight_1_which_no_tenant_is():
-    tenants = [_tenant("team-a", ["team-b"], 2), _tenant("research", ["team-a", "team-c"], 3)]
+    given = (("team-a", ["team-b"], 2), ("research", ["team-a", "team-c"], 3))
+    tenants = [_object(Tenant, name, {"namespaces": names, "weight": weight}) for name, names, weight in given]
     document = job_document(JOB, tenants, "u", None)
     assert (document.tenant, document.tenant_weight) == ("research", 3)
     document = job_document(JOB, tenants[:1], "u", None)
@@ -101,12 +95,9 @@ def test_the_jobs_of_a_run_queue_in_the_order_of_their_manifests():
 
 
 def test_a_run_is_continued_with_the_files_of_submit_which_name_its_pool_again(tmp_path):
-    pool = "apiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: tiny}\nspec: {model: {builtin: tiny}%s}\n---\n"
-    job = "apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: %s}\nspec:\n  poolRef: {name: tiny}\n"
-    job += "  environment: {name: reverse}\n  training: {steps: 1}\n"
     files = [tmp_path / name for name in ("first.yaml", "added.yaml", "other.yaml")]
     for file, setting in zip(files, ("", "", ", maxRank: 8"), strict=True):
-        file.write_text(pool % setting + job % file.stem)
+        file.write_text(data(__file__, "pool_again") % (setting, file.stem))
     found = read([str(file) for file in files[:2]], None)
     assert ([pool.metadata.name for pool in found.pools], len(found.jobs)) == (["tiny"], 2)
     with pytest.raises(InvalidInput, match=r"other.yaml:3: metadata.name: ModelPool 'tiny' is already defined"):
@@ -118,17 +109,9 @@ def test_paths_of_models_and_adapters_are_read_from_the_manifests_folder(tmp_pat
     (tmp_path / "project" / "a").mkdir()
     (tmp_path / "project" / "a" / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16}')
     (tmp_path / "project" / "a" / "adapter_model.safetensors").touch()
-    pool = {"model": {"path": "../m"}, "rollout": {"engine": "reference"}}
-    agents = [{"name": "policy", "adapter": {"rank": 8, "alpha": 16}, "initFrom": {"path": "../a"}}]
-    training = {"steps": 1, "kl": {"coefficient": 0.1, "reference": {"path": "../a"}}}
-    spec = {"poolRef": {"name": "tiny"}, "environment": {"name": "reverse"}, "agents": agents, "training": training}
     file = tmp_path / "project" / "configs" / "job.yaml"
     file.parent.mkdir()
-    heads = ({"apiVersion": "marlaas.dev/v1alpha1", "kind": kind} for kind in ("ModelPool", "RLJob"))
-    both = zip(heads, (("tiny", pool), ("job", spec)), strict=True)
-    file.write_text(
-        "\n---\n".join(json.dumps({**head, "metadata": {"name": name}, "spec": of}) for head, (name, of) in both)
-    )
+    file.write_text(data(__file__, "relative_paths"))
     monkeypatch.chdir(tmp_path)
     found = read(["project/configs/job.yaml"], None)
     assert found.pools[0].spec.model.path == str(tmp_path / "project" / "m")

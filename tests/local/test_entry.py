@@ -35,21 +35,16 @@ def test_wrong_arguments_are_told_with_the_usage(arguments, capsys):
 HASTY = data(__file__, "hasty")
 
 
-def _role(role, *more, url="nats://127.0.0.1:1", scratch):
-    command = [sys.executable, "-c", HASTY, role, "--nats", url, "--blobs", str(scratch), "--name", "x"]
-    return subprocess.run(
-        [*command, "--scratch", str(scratch), *more], capture_output=True, text=True, timeout=120, check=False
-    )
-
-
 @pytest.mark.processes
 def test_a_role_crashes_without_its_server_and_does_not_begin_without_its_runner(tmp_path, monkeypatch):
-    done = _role("orchestrator", scratch=tmp_path)
+    places = ["--blobs", str(tmp_path), "--scratch", str(tmp_path)]
+    command = [sys.executable, "-c", HASTY, "orchestrator", "--nats", "nats://127.0.0.1:1", "--name", "x", *places]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "CRITICAL x marlaas_worker: " in done.stderr
     assert "127.0.0.1:1" in done.stderr
     monkeypatch.setenv("MARLAAS_PARENT_PID", "1")
-    assert _role("orchestrator", scratch=tmp_path).returncode == -9
+    assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == -9
 
 
 @pytest.mark.processes

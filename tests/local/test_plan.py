@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from tests.tables import rows
 
@@ -117,10 +119,7 @@ def test_the_wait_doubles_with_every_exit_in_a_row_is_bounded_and_starts_anew_af
     assert [_all(*[SHORT] * n).delay_s for n in (1, 2, 3, 4)] == [1, 2, 4, 8]
     assert _all(*[SHORT] * 7).delay_s == 30
     assert _all(SHORT, SHORT, GOOD) == plan.RestartBackoff()
-    assert (
-        _all(plan.ProcessRun(ended_at=50.0 + plan.MIN_READY_S, ready_at=50.0, exit_code=plan.EXIT_INVALID))
-        == plan.RestartBackoff()
-    )
+    assert _all(replace(GOOD, exit_code=plan.EXIT_INVALID)) == plan.RestartBackoff()
     assert plan.RestartBackoff().delay_s == 0
 
 

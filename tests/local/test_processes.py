@@ -72,12 +72,7 @@ def test_each_sandbox_is_told_the_folder_of_its_own_jobs_manifest(folder):
 
 
 def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles():
-    dropped = (
-        "PYTHONWARNINGS PYTHONOPTIMIZE PYTHONSTARTUP VLLM_PORT VLLM_DP_RANK MASTER_ADDR RANK LOCAL_RANK WORLD_SIZE"
-    )
-    kept = (
-        "PATH PYTHONPATH PYTHONDONTWRITEBYTECODE VLLM_CACHE_ROOT HF_HOME CUDA_VISIBLE_DEVICES MARLAAS_ENVIRONMENT_RANK"
-    )
+    dropped, kept = data(__file__, "variables")
     assert list(own_variables(dict.fromkeys(f"{dropped} {kept}".split(), "x"))) == kept.split()
 
 

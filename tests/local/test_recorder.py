@@ -51,8 +51,8 @@ async def publish(bus, *members: int, job=JOB):
         await bus.publish(subjects.episode(job.namespace, job.job), encode(episode))
 
 
-async def recorded(folder, bus, *, at_once=False):
-    made = Recorder(folder, bus, MemoryBlobs(), (JOB,))
+async def recorded(folder, bus, *, at_once=False, blobs=None):
+    made = Recorder(folder, bus, blobs or MemoryBlobs(), (JOB,))
     made.stop(at_once=at_once)
     await made.run()
     return made
@@ -81,9 +81,7 @@ async def test_episodes_are_written_once_with_their_turns_although_an_ack_is_los
 async def test_an_episode_too_large_for_the_bus_is_read_from_its_claim(folder, bus):
     blobs = MemoryBlobs()
     await bus.publish(EPISODES, await pack(await publish_turns(bus, 0, 0), blobs, 1))
-    made = Recorder(folder, bus, blobs, (JOB,))
-    made.stop()
-    await made.run()
+    await recorded(folder, bus, blobs=blobs)
     assert members(folder) == [0]
 
 
@@ -175,34 +173,29 @@ class CountingBus:
 
 
 @pytest.fixture
-def counting(bus):
-    return CountingBus(bus)
-
-
-@pytest.fixture
-def reader(counting):
-    return TurnReader(counting, MemoryBlobs(), JOB.ref)
+def reader(bus):
+    return TurnReader(CountingBus(bus), MemoryBlobs(), JOB.ref)
 
 
 async def texts(reader, *episodes: Episode):
     return [[turn.text for turn in await reader.of(episode)] for episode in episodes]
 
 
-async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(bus, counting, reader):
+async def test_the_turns_of_many_episodes_are_read_at_once_and_each_only_once(bus, reader):
     first, second = await publish_turns(bus, 0, 0, 1), await publish_turns(bus, 1, 0, 1)
     await reader.read_new()
     assert await texts(reader, first, second) == [["0.0", "0.1"], ["1.0", "1.1"]]
     third = await publish_turns(bus, 2, 0)
     await reader.read_new()
     assert await texts(reader, third) == [["2.0"]]
-    assert counting.read == [f"turn.{JOB.ref.key}.*.*"] * 2
+    assert reader.bus.read == [f"turn.{JOB.ref.key}.*.*"] * 2
 
 
-async def test_turns_without_an_episode_are_dropped_beyond_a_size(bus, counting, reader, monkeypatch):
+async def test_turns_without_an_episode_are_dropped_beyond_a_size(bus, reader, monkeypatch):
     monkeypatch.setattr(recorder, "MAX_KEPT_BYTES", 2 * len(encode(played(0)[1])) + 10)
     oldest, _, newest = [await publish_turns(bus, member, 0) for member in range(3)]
     await reader.read_new()
     assert await texts(reader, newest) == [["2.0"]]
-    assert len(counting.read) == 1
+    assert len(reader.bus.read) == 1
     assert await texts(reader, oldest) == [["0.0"]]
-    assert len(counting.read) == 2
+    assert len(reader.bus.read) == 2

@@ -8,10 +8,11 @@ import os
 import time
 
 import pytest
+from tests.harness import a_step
 
 from marlaas.local.changes import is_running
-from marlaas.local.folder import OutFolder, RunRecord, hold, replace_folder, translated, write
-from marlaas.local.records import RecordFile, open_job, open_jobs, read_line
+from marlaas.local.folder import OutFolder, RunRecord, hold, translated, write
+from marlaas.local.records import RecordFile, open_job, open_jobs
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
@@ -35,11 +36,11 @@ def _lines(folder, document, name):
     return [json.loads(line) for line in (folder.job(document.ref) / name).read_text().splitlines()]
 
 
-async def test_every_record_is_in_its_file_once_and_in_order(bus, tmp_path, document, step, evaluation):
+async def test_every_record_is_in_its_file_once_and_in_order(bus, tmp_path, document, evaluation):
     records = RecordFile(document().ref)
-    await _publish(bus, step(document(), 0), evaluation(document(), 0, 0.1), step(document(), 1))
+    await _publish(bus, a_step(document(), 0), evaluation(document(), 0, 0.1), a_step(document(), 1))
     assert await records.read(bus)
-    await _publish(bus, step(document(), 2), evaluation(document(), 2, 0.5))
+    await _publish(bus, a_step(document(), 2), evaluation(document(), 2, 0.5))
     assert await records.read(bus)
     assert not await records.read(bus)
     later = RecordFile(document().ref)
@@ -51,16 +52,16 @@ async def test_every_record_is_in_its_file_once_and_in_order(bus, tmp_path, docu
             assert [line["version"] for line in _lines(folder, document(), "evals.jsonl")] == [0, 2]
 
 
-async def test_a_step_that_is_stored_while_records_are_read_is_not_lost(bus, document, step, evaluation):
+async def test_a_step_that_is_stored_while_records_are_read_is_not_lost(bus, document, evaluation):
     """The steps are read, then a step and an evaluation are stored, and then the evaluations are read."""
     records, job = RecordFile(document().ref), document()
-    await _publish(bus, step(job, 0))
+    await _publish(bus, a_step(job, 0))
 
     class LateBus:
         async def replay(self, stream, subject, first=1):
             found = await bus.replay(stream, subject, first)
             if subject.startswith("step.") and 1 not in records.steps and not records.evals:
-                await _publish(bus, step(job, 1), evaluation(job, 2, 0.5))
+                await _publish(bus, a_step(job, 1), evaluation(job, 2, 0.5))
             return found
 
     late = LateBus()
@@ -71,9 +72,9 @@ async def test_a_step_that_is_stored_while_records_are_read_is_not_lost(bus, doc
     assert not await records.read(late)
 
 
-async def test_new_steps_are_new_also_after_a_read_that_failed_half_way(bus, document, step, monkeypatch):
+async def test_new_steps_are_new_also_after_a_read_that_failed_half_way(bus, document, monkeypatch):
     records, replay = RecordFile(document().ref), MemoryBus.replay
-    await _publish(bus, step(document(), 0))
+    await _publish(bus, a_step(document(), 0))
 
     async def fail(self, stream, subject, first=1):
         if subject.startswith("eval."):
@@ -88,36 +89,27 @@ async def test_new_steps_are_new_also_after_a_read_that_failed_half_way(bus, doc
     assert sorted(records.steps) == [0]
 
 
-async def test_a_record_without_a_mean_is_read_back_as_it_was(bus, tmp_path, document, evaluation):
-    records = RecordFile(document().ref)
-    records.add(evaluation(document(), 0, math.nan, ("olleh",)))
-    with hold(tmp_path) as folder:
-        records.write(folder)
-        (line,) = (folder.job(document().ref) / "evals.jsonl").read_bytes().splitlines()
-    read = read_line(EvalRecord, line)
-    assert math.isnan(read.reward_mean)
-    assert math.isnan(read.samples[0].reward)
-
-
-async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, document, step, evaluation):
+async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, document, evaluation):
     earlier = document(uid="earlier")
-    await _publish(bus, step(earlier, 0), evaluation(earlier, 0, 0.5), step(document("other"), 0), step(document(), 1))
+    await _publish(
+        bus, a_step(earlier, 0), evaluation(earlier, 0, 0.5), a_step(document("other"), 0), a_step(document(), 1)
+    )
     records = RecordFile(document().ref)
     await records.read(bus)
-    assert records.in_order() == ((step(document(), 1),), ())
+    assert records.in_order() == ((a_step(document(), 1),), ())
 
 
 @pytest.fixture
-def out(tmp_path, document, step, evaluation):
+def out(tmp_path, document, evaluation):
     spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
     pool = PoolDocument(name="tiny", model_path="/m", spec=spec)
     first, second = document("reverse"), document("spell", namespace="team-b", uid="u2")
     with hold(tmp_path / "out") as folder:
         folder.write_record(RunRecord(jobs=(first, second), pools=(pool,)))
-        steps = "".join(step(first, number).model_dump_json() + "\n" for number in range(2))
-        write(folder.job(first.ref) / "steps.jsonl", steps.encode())
-        evals = evaluation(first, 0, float("nan")).model_dump_json() + "\n"
-        write(folder.job(first.ref) / "evals.jsonl", evals.encode())
+        file = RecordFile(first.ref)
+        for record in (a_step(first, 0), a_step(first, 1), evaluation(first, 0, math.nan)):
+            file.add(record)
+        file.write(folder)
     return tmp_path / "out"
 
 
@@ -129,7 +121,7 @@ def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder_and_its_records_
     job = open_job(out, "reverse")
     assert job.pools["tiny"].model_path == "/m"
     assert [record.step for record in job.steps()] == [0, 1]
-    assert [record.version for record in job.evals()] == [0]
+    assert [(record.version, math.isnan(record.reward_mean)) for record in job.evals()] == [(0, True)]
     assert open_job(out, "spell").steps() == ()
 
 
@@ -159,13 +151,13 @@ def test_what_cannot_be_opened_is_told(out, tmp_path):
         open_job(out, "reverse").steps()
 
 
-def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document, step):
+def test_a_file_of_records_is_replaced_only_if_it_changes(tmp_path, document):
     folder, job = OutFolder(tmp_path), document()
     file = RecordFile(job.ref)
     file.write(folder)
     steps, evals = (folder.job(job.ref) / name for name in ("steps.jsonl", "evals.jsonl"))
     before = evals.stat().st_ino
-    file.add(step(job, 0))
+    file.add(a_step(job, 0))
     file.write(folder)
     assert len(steps.read_bytes().splitlines()) == 1
     assert evals.stat().st_ino == before
@@ -203,15 +195,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     with pytest.raises(InvalidInput):
         write(target, b"new")
     assert target.read_bytes() == b"old"
-
-
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
-    for name, text in (("adapter", "old"), ("made", "new")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / text).write_text(text)
-    replace_folder(tmp_path / "made", tmp_path / "adapter")
-    assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
-    assert (tmp_path / "adapter" / "new").read_text() == "new"
 
 
 def test_a_file_system_without_symbolic_links_serves_too(tmp_path, document, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.harness import a_step
 
 from marlaas.local.collection import with_last_fault
 from marlaas.local.curves import CURVE_FILE, CurveDrawer, CurveRequest
@@ -34,12 +35,8 @@ def test_the_last_fault_of_the_recorded_episodes_is_in_the_closing_report(docume
     file.parent.mkdir(parents=True)
     lines = [{"fault_text": "KeyError: 'a'"}, {"fault_text": "KeyError: 'b'\nTraceback"}, {"fault": None}]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    result = with_last_fault(
-        out,
-        JobResult(
-            document(), _done(progress_of, document, faults={"env": 3, "infra": 1}, warnings={"NoSignal": "9 of 10"})
-        ),
-    )
+    done = _done(progress_of, document, faults={"env": 3, "infra": 1}, warnings={"NoSignal": "9 of 10"})
+    result = with_last_fault(out, JobResult(document(), done))
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(Report([result], tmp_path).rich())
     sentence = "4 faults (env 3, infra 1), and no mean contains an episode with a fault; the last one: KeyError: 'b'\n"
@@ -118,15 +115,15 @@ def _size(png):
     return struct.unpack(">II", png[16:24])
 
 
-def test_a_curve_is_a_png_whatever_the_job_has_recorded(document, step, evaluation):
-    steps = [step(document(), n, staleness_mean=0.5, staleness_max=1, metrics={"tokens": 512.0}) for n in range(5)]
+def test_a_curve_is_a_png_whatever_the_job_has_recorded(document, evaluation):
+    steps = [a_step(document(), n, staleness_mean=0.5, staleness_max=1, metrics={"tokens": 512.0}) for n in range(5)]
     evals = [evaluation(document(), 0, 0.1), evaluation(document(), 5, 0.9)]
     width, height = _size(draw_curve("team-a/reverse", steps, evals, 8))
     assert width >= 1000
     assert height >= 700
     assert _size(draw_curve("team-a/reverse", [], [], 8))
     assert _size(draw_curve("team-a/reverse", [], evals[:1], 8))
-    assert _size(draw_curve("team-a/reverse", [step(document(), 0, num_groups=0)], [], 8))
+    assert _size(draw_curve("team-a/reverse", [a_step(document(), 0, num_groups=0)], [], 8))
 
 
 LEAST = LEAST_SHARE if Path("/proc/self/autogroup").exists() else FULL_SHARE
@@ -149,11 +146,11 @@ class Sessions:
 
 
 @pytest.fixture
-def request_of(tmp_path, document, step, evaluation):
+def request_of(tmp_path, document, evaluation):
     def recorded(name):
         folder = tmp_path / name
         folder.mkdir()
-        lines = [step(document(name), number).model_dump_json() for number in range(3)]
+        lines = [a_step(document(name), number).model_dump_json() for number in range(3)]
         (folder / "steps.jsonl").write_text("\n".join(lines) + "\n")
         (folder / "evals.jsonl").write_text(evaluation(document(name), 0, 0.1).model_dump_json() + "\n")
         return CurveRequest(f"team-a/{name}", folder, 8)

@@ -1,6 +1,7 @@
 """The adapters of a run's jobs: found, fetched and exported; and the results of its jobs."""
 
 import asyncio
+import io
 import json
 from dataclasses import dataclass
 
@@ -45,17 +46,12 @@ class Scene:
     folder: OutFolder
 
     def watch(self, *jobs: JobDocument):
-        return JobWatch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(_Nowhere()), jobs, ())
+        return JobWatch(self.bus, Collector(self.folder, self.bus, self.blobs), JsonDisplay(io.StringIO()), jobs, ())
 
     async def publish(self, document, progress_of):
         await publish(self.bus, self.blobs, document, b"v0", document.job.encode())
         done = progress_of(document, phase=Phase.SUCCEEDED, versions={"policy": 1}, step=3)
         await (await self.bus.bucket(subjects.PROGRESS)).put(document.ref.key, encode(done))
-
-
-class _Nowhere:
-    def write(self, _): ...
-    def flush(self): ...
 
 
 @pytest.fixture
@@ -118,17 +114,13 @@ async def test_each_policy_has_folders_for_its_adapter_and_export(scene, documen
     for agent, versions in (("solver", (b"v0", b"v1", b"solver 2")), ("critic", (b"critic 0",))):
         await publish(scene.bus, scene.blobs, job, *versions, agent=agent)
     newest, promoted = {"solver": 2, "critic": 0}, {"solver": 1, "critic": 0}
-    for progress, solver in (
-        (progress_of(job, versions=newest), b"solver 2"),
-        (progress_of(job, phase=Phase.SUCCEEDED, versions=newest, promoted=promoted, step=3), b"v1"),
-    ):
+    done = progress_of(job, phase=Phase.SUCCEEDED, versions=newest, promoted=promoted, step=3)
+    for progress, solver in ((progress_of(job, versions=newest), b"solver 2"), (done, b"v1")):
         await (await scene.bus.bucket(subjects.PROGRESS)).put(job.ref.key, encode(progress))
         await scene.watch(job).results()
         folder = scene.folder.job(job.ref) / "adapter"
-        assert {path.name: (path / FILE).read_bytes() for path in folder.iterdir()} == {
-            "solver": solver,
-            "critic": b"critic 0",
-        }
+        found = {path.name: (path / FILE).read_bytes() for path in folder.iterdir()}
+        assert found == {"solver": solver, "critic": b"critic 0"}
         assert (tmp_path / "mine").exists() is progress.phase.final
     exported = {path.name: (path / FILE).read_bytes() for path in (tmp_path / "mine").iterdir()}
     assert exported == {"solver": b"v1", "critic": b"critic 0"}
@@ -204,9 +196,7 @@ def test_peft_and_transformers_open_the_folder_of_an_adapter_alone(tmp_path):
 def test_a_model_of_the_hub_is_named_with_its_revision(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"r": 8}')
     pool = pool_document(tmp_path / "cache")
-    hub = {"hub": {"id": "Qwen/Qwen3-0.6B", "revision": "0" * 40}}
-    complete(
-        tmp_path, pool.model_copy(update={"spec": pool.spec.model_copy(update={"model": type(pool.spec.model)(**hub)})})
-    )
+    model = type(pool.spec.model)(hub={"id": "Qwen/Qwen3-0.6B", "revision": "0" * 40})
+    complete(tmp_path, pool.model_copy(update={"spec": pool.spec.model_copy(update={"model": model})}))
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     assert config == {"r": 8, "base_model_name_or_path": "Qwen/Qwen3-0.6B", "revision": "0" * 40}

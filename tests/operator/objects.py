@@ -32,7 +32,13 @@ def tenant(name: str, *namespaces: str, **spec: object) -> Body:
 
 
 def namespace(name: str) -> Body:
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+    return body("v1", "Namespace", "", name)
+
+
+def body(api_version: str, kind: str, namespace: str, name: str, **metadata: object) -> Body:
+    """An object without a spec; in no namespace if that is empty."""
+    place = {"namespace": namespace} if namespace else {}
+    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **place, **metadata}}
 
 
 def _object(kind: str, metadata: Body, spec: Body) -> Body:
@@ -41,9 +47,7 @@ def _object(kind: str, metadata: Body, spec: Body) -> Body:
 
 def kubeconfig(folder: Path, server: str) -> Path:
     """Of a client of this server, which asks nobody who he is."""
-    config: Body = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
-    config["contexts"] = [{"name": "here", "context": {"cluster": "here", "user": "anybody"}}]
-    config["clusters"] = [{"name": "here", "cluster": {"server": server}}]
-    config["users"] = [{"name": "anybody", "user": {"token": "x"}}]
+    config: Body = data(__file__, "kubeconfig")
+    config["clusters"][0]["cluster"]["server"] = server
     (folder / "config").write_text(yaml.safe_dump(config))
     return folder / "config"

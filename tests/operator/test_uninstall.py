@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.operator import objects
-from tests.operator.objects import installation
+from tests.operator.objects import body, installation
 
 from marlaas_operator.cluster import Conflict, Forbidden, Invalid, Resource, Target, Unavailable
 from marlaas_operator.cluster.memory import MemoryCluster
@@ -21,17 +21,9 @@ OBJECT_STORE = {"blobs": BlobSettings(url="s3://bucket/marlaas"), "nats_pod_sele
 CLAIMS = "the claim data-marlaas-nats-0 (progress and records of the jobs), the claim marlaas-blobs (all trained"
 
 
-def body(api_version: str, kind: str, namespace: str, name: str, **metadata: object) -> dict[str, Any]:
-    place = {"namespace": namespace} if namespace else {}
-    return {"apiVersion": api_version, "kind": kind, "metadata": {"name": name, **place, **metadata}}
-
-
 def sandbox(labels: dict[str, str] = OURS) -> list[dict[str, Any]]:
-    return [
-        body("apps/v1", "Deployment", "team-a", "job-sandbox", labels=labels),
-        body("v1", "Secret", "team-a", "job-sandbox", labels=labels),
-        body("networking.k8s.io/v1", "NetworkPolicy", "team-a", "job-sandbox", labels=labels),
-    ]
+    kinds = (("apps/v1", "Deployment"), ("v1", "Secret"), ("networking.k8s.io/v1", "NetworkPolicy"))
+    return [body(version, kind, "team-a", "job-sandbox", labels=labels) for version, kind in kinds]
 
 
 def job(*finalizers: str) -> dict[str, Any]:

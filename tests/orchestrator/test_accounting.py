@@ -11,18 +11,7 @@ from tests.harness import a_manifest, identity
 from tests.killing import Killed
 from tests.tables import data
 
-from marlaas_api.messages import (
-    Episode,
-    FaultClass,
-    GroupLogEntry,
-    GroupReady,
-    JobDocument,
-    Manifest,
-    PolicyRecord,
-    StepClosed,
-    UntrainedStep,
-    UsageAmounts,
-)
+from marlaas_api import messages
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, episode_id, train_group
 from marlaas_worker.orchestrator import step_records
@@ -43,7 +32,7 @@ class AccountingHarness:
     its task may call, with the probability `calls`.
     """
 
-    def __init__(self, document: JobDocument, chance: random.Random, deaths: float) -> None:
+    def __init__(self, document: messages.JobDocument, chance: random.Random, deaths: float) -> None:
         self.document, self.chance, self.deaths = document, chance, deaths
         self.faults, self.flats = chance.choice([0, 0.1, 0.4]), chance.choice([0, 0.3, 0.9])
         self.calls = {agent.name: chance.choice([1, 0.7, 0.3, 0]) for agent in document.spec.agents}
@@ -54,7 +43,7 @@ class AccountingHarness:
         self.untrained = 0 if is_pinned_ahead else chance.choice([0, 0.5])
         self.records, self.episodes, self.ledger = [], [], None
         self.logs = {name: [] for name in self.names}
-        self.policies = {name: PolicyRecord(uid=document.uid, version=0) for name in self.names}
+        self.policies = {name: messages.PolicyRecord(uid=document.uid, version=0) for name in self.names}
         self.served = dict.fromkeys(self.names, 0)
         self.pins, self.queue = {}, set()
         self.members, self.trained, self.written = Counter(), {name: [] for name in self.names}, []
@@ -91,7 +80,7 @@ class AccountingHarness:
         while (draft := state.assembly.recordable(state.committed)) is not None:
             around = step_records.around(state, draft, 0.0, 0.0)
             manifests = {
-                name: self.manifest(name, draft.step, part.base_version + 1)
+                name: a_manifest(self.document, part.base_version + 1, agent=name, step=draft.step)
                 for name, part in draft.agents.items()
                 if not part.no_op and name not in around.untrained
             }
@@ -128,7 +117,7 @@ class AccountingHarness:
             if (decided := state.assembly.next_decision(ready)) is not None:
                 ready.remove(decided)
                 versions, group = decided
-                used = UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
+                used = messages.UsageAmounts(generated_tokens=1 + group.index, open_tokens=1 + group.index)
                 self.write(state.resolve(group, versions, dict.fromkeys(self.names, used)))
             elif not closed:
                 return
@@ -141,8 +130,8 @@ class AccountingHarness:
         served = {name: max(version, at[name] - bound) for name, version in self.served.items()}
         return {name: self.pins.get((name, index), version) for name, version in served.items()}
 
-    def write(self, messages: list[GroupLogEntry]) -> None:
-        for message in messages:
+    def write(self, entries: list[messages.GroupLogEntry]) -> None:
+        for message in entries:
             self.logs[message.agent].append(message)
             self.written.append(message)
             self.effect()
@@ -168,7 +157,7 @@ class AccountingHarness:
         self.called[index, member] = {agent.name for agent in called if agent.trainable}
         for agent in called:
             self.pins.setdefault((agent.pinned_as, index), self.served[agent.policy_name])
-        fault = FaultClass.ENV if self.chance.random() < self.faults else None
+        fault = messages.FaultClass.ENV if self.chance.random() < self.faults else None
         rewards = {
             name: 1.0 if random.Random(f"{index} {number}").random() < self.flats else float(member)
             for number, name in enumerate(may_speak)
@@ -176,7 +165,7 @@ class AccountingHarness:
         names = identity(self.document) | {"group": group, "split": Split.TRAIN, "index": index, "member": member}
         ended = {} if fault else {"rewards": rewards, "leaves": {agent.name: (0,) for agent in called}}
         ended["may_speak"] = may_speak
-        self.episodes.append(Episode(**names, episode=episode_id(group, member, 1), fault=fault, **ended))
+        self.episodes.append(messages.Episode(**names, episode=episode_id(group, member, 1), fault=fault, **ended))
         self.members[index] += 1
         if self.members[index] == GROUP_SIZE:
             self.queue.discard(index)
@@ -200,11 +189,11 @@ class AccountingHarness:
         """One agent's trainer commits the next step that is closed for it."""
         name = self.chance.choice(self.trained_agents)
         policy, log = self.policies[name], self.logs[name]
-        due = [one for one in log if isinstance(one, StepClosed) and one.num_groups and one.step > policy.step]
+        due = [one for one in log if isinstance(one, messages.StepClosed) and one.num_groups and one.step > policy.step]
         closed = min(due, key=lambda one: one.step, default=None)
         if closed is None:
             return
-        groups = [one for one in log if isinstance(one, GroupReady) and one.step == closed.step]
+        groups = [one for one in log if isinstance(one, messages.GroupReady) and one.step == closed.step]
         assert [group.position for group in groups] == list(range(closed.num_groups))
         assert 1 <= closed.num_groups <= self.rules.groups_per_step
         assert {one.follows for one in (closed, *groups)} == {policy.step}
@@ -218,7 +207,7 @@ class AccountingHarness:
         self.trained[name] += [group.index for group in groups]
         change = {"version": policy.version + 1, "step": closed.step}
         if self.chance.random() < self.untrained:
-            untrained = UntrainedStep(step=closed.step, cause="masked")
+            untrained = messages.UntrainedStep(step=closed.step, cause="masked")
             change = {"untrained": (*policy.untrained, untrained), "step": closed.step}
         self.policies[name] = policy.model_copy(update=change)
 
@@ -234,9 +223,6 @@ class AccountingHarness:
                 self.take_up()
         raise AssertionError("nothing goes on any more")
 
-    def manifest(self, agent: str, step: int, version: int) -> Manifest:
-        return a_manifest(self.document, version, agent=agent, step=step)
-
 
 class RestartingHarness(AccountingHarness):
     """Everything but the orchestrator goes on as it would without restarts, which find no episodes of resolved groups.
@@ -244,7 +230,7 @@ class RestartingHarness(AccountingHarness):
     kills: numbers of effects, from 0.
     """
 
-    def __init__(self, document: JobDocument, seed: int, kills: Container[int]) -> None:
+    def __init__(self, document: messages.JobDocument, seed: int, kills: Container[int]) -> None:
         self.kills, self.num_effects = kills, 0
         super().__init__(document, random.Random(seed), 0.0)
 
@@ -254,7 +240,7 @@ class RestartingHarness(AccountingHarness):
             raise Killed
 
     def take_up(self) -> None:
-        decided = Counter(message.index for message in self.written if not isinstance(message, StepClosed))
+        decided = Counter(message.index for message in self.written if not isinstance(message, messages.StepClosed))
         self.episodes = [one for one in self.episodes if decided[one.index] < len(self.names)]
         try:
             super().take_up()
@@ -292,7 +278,7 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
             in_records = sum(record.agents[name].num_groups for record in harness.records)
             assert len(trained) == len(set(trained)) == in_records, seed
             assert staleness or trained == sorted(trained), seed
-            closed = [one.step for one in harness.written if isinstance(one, StepClosed) and one.agent == name]
+            closed = [one.step for one in harness.written if isinstance(one, messages.StepClosed) and one.agent == name]
             assert set(closed) == {0, 1, 2, 3}, seed
             assert deaths or len(closed) == 4, seed
         groups = {index for trained in harness.trained.values() for index in trained}

@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 from tests.orchestrator.demands import demand
 
 from marlaas_api.messages import ReplicaReport
-from marlaas_worker.orchestrator.capacity import (
-    GRAIN,
-    KV_CACHE,
-    SLOTS,
-    TRAINER_MEMORY,
-    Demands,
-    PoolCapacity,
-    Space,
-    capacities,
-)
+from marlaas_worker.orchestrator import capacity
 
 relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
@@ -31,9 +22,9 @@ def trainer(name: str, **fields: object) -> ReplicaReport:
     return ReplicaReport(role="trainer", pool="tiny", replica=name, **fields)
 
 
-def need_of(document, capacity: PoolCapacity) -> dict[str, int]:
-    demands = Demands()
-    demands.update({"tiny": capacity})
+def need_of(document, offered: capacity.PoolCapacity) -> dict[str, int]:
+    demands = capacity.Demands()
+    demands.update({"tiny": offered})
     return {name: units for (_, name), units in demands.of(document).need.items()}
 
 
@@ -41,17 +32,17 @@ def test_limits_are_the_smallest_engines_and_agents_are_summed_over_the_replicas
     small = engine("r1", slots=4, max_rank=32, max_model_len=0, agents_per_slot=4)
     away = engine("r2", slots=2, max_rank=8, ready=False)
     reports = [engine("r0", agents_per_slot=4), small, away, trainer("t0")]
-    assert capacities(reports) == {"tiny": PoolCapacity(4, 16, 512, agents=48)}
+    assert capacity.capacities(reports) == {"tiny": capacity.PoolCapacity(4, 16, 512, agents=48)}
 
 
 def test_a_cache_of_unknown_size_limits_nothing_and_the_smallest_trainer_must_be_able_to_take_all_agents():
     known = [engine("r0", kv_tokens=100, agents_per_slot=2), trainer("t0", agent_room_bytes=7, bytes_per_rank=1)]
-    [capacity] = capacities(known).values()
-    assert capacity.totals() == {SLOTS: 16, KV_CACHE: 200, TRAINER_MEMORY: 14}
+    [offered] = capacity.capacities(known).values()
+    assert offered.totals() == {capacity.SLOTS: 16, capacity.KV_CACHE: 200, capacity.TRAINER_MEMORY: 14}
     more = engine("r1"), trainer("t1"), trainer("t2", agent_room_bytes=4, bytes_per_rank=2)
-    [capacity] = capacities([*known, *more]).values()
-    assert capacity.totals() == {SLOTS: 24, TRAINER_MEMORY: 8}, "t1 does not tell its room"
-    assert (capacity.trainer_bytes, capacity.bytes_per_rank) == (4, 2)
+    [offered] = capacity.capacities([*known, *more]).values()
+    assert offered.totals() == {capacity.SLOTS: 24, capacity.TRAINER_MEMORY: 8}, "t1 does not tell its room"
+    assert (offered.trainer_bytes, offered.bytes_per_rank) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -59,17 +50,17 @@ def test_a_cache_of_unknown_size_limits_nothing_and_the_smallest_trainer_must_be
 )
 def test_a_job_needs_trainer_memory_by_its_rank(document, rank, room, bytes_per_rank, units):
     """16 x 1 MiB of 1 GiB are 32 of 4,096 units, because two agents take turns."""
-    capacity = PoolCapacity(8, 16, agents=8, trainer_bytes=room, bytes_per_rank=bytes_per_rank)
-    assert need_of(document(rank=rank), capacity)[TRAINER_MEMORY] == units
+    offered = capacity.PoolCapacity(8, 16, agents=8, trainer_bytes=room, bytes_per_rank=bytes_per_rank)
+    assert need_of(document(rank=rank), offered)[capacity.TRAINER_MEMORY] == units
 
 
 @pytest.mark.parametrize(("kv_tokens", "tokens"), [(4000, 1024), (800, 800)])
 def test_the_working_set_is_one_reply_for_each_episode_at_once_and_at_most_one_whole_cache(document, kv_tokens, tokens):
     """2 groups of 2 episodes, 256 tokens each; four agents take turns on a slot, so the cache counts four times."""
-    capacity = PoolCapacity(8, 16, agents=32, kv_tokens=kv_tokens, shared_kv_tokens=4 * kv_tokens)
-    total = min(4 * kv_tokens, GRAIN)
-    assert need_of(document(), capacity)[KV_CACHE] == -(-tokens * total // (4 * kv_tokens))
-    assert total >= 4 * need_of(document(), capacity)[KV_CACHE] - 4
+    offered = capacity.PoolCapacity(8, 16, agents=32, kv_tokens=kv_tokens, shared_kv_tokens=4 * kv_tokens)
+    total = min(4 * kv_tokens, capacity.GRAIN)
+    assert need_of(document(), offered)[capacity.KV_CACHE] == -(-tokens * total // (4 * kv_tokens))
+    assert total >= 4 * need_of(document(), offered)[capacity.KV_CACHE] - 4
 
 
 @relaxed
@@ -80,7 +71,9 @@ def test_the_working_set_is_one_reply_for_each_episode_at_once_and_at_most_one_w
     total=st.integers(8, 12),
 )
 def test_whichever_jobs_end_one_that_does_not_delay_changes_nothing_for_the_first(held, first, passing, total):
-    space = Space({("tiny", SLOTS): total}, [demand(f"h{n}", "a", units) for n, units in enumerate(held)])
+    space = capacity.Space(
+        {("tiny", capacity.SLOTS): total}, [demand(f"h{n}", "a", units) for n, units in enumerate(held)]
+    )
     waits, other = demand("first", "a", first), demand("other", "b", passing)
     said = space.delays(other, waits)
     delayed = False

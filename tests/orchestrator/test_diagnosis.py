@@ -32,21 +32,15 @@ def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_coun
         for member in range(job.spec.rollout.group_size):
             fault = FaultClass.ENV if member > 1 else None
             rewards = {} if fault else {"policy": float(member)}
-            counts = {
-                "num_turns": 2,
-                "num_cut": member,
-                "num_overtime": member,
-                "num_tokens": 10 * (index + 1),
-                "duration_s": 1.0 + index,
-            }
+            counts = {"num_turns": 2, "num_cut": member, "num_overtime": member}
+            counts |= {"num_tokens": 10 * (index + 1), "duration_s": 1.0 + index}
             one = an_episode(job, index, member, rewards=rewards, fault=fault, prompt=f"{index}", **counts)
             state.add_episode(one)
         state.resolve(state.groups.complete[index], {"policy": 0})
     record = step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
     lengths = Lengths(num_groups=2, mean=15.0, p10=10.0, p90=20.0, max=20, seconds=1.5)
-    assert record.plays == StepPlays(
-        trained=lengths, prompts=("0", "1"), num_prompts=2, num_turns=8, num_cut=2, num_overtime=2
-    )
+    counts = {"num_prompts": 2, "num_turns": 8, "num_cut": 2, "num_overtime": 2}
+    assert record.plays == StepPlays(trained=lengths, prompts=("0", "1"), **counts)
     state.record(record)
     run = EvaluationRun(0, 1, EvaluationSettings(tasks=4), {"policy": 0})
     for index, prompt in enumerate(("1", "7", "7", "8")):

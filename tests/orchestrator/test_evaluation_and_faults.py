@@ -28,11 +28,6 @@ def policies(job: messages.JobDocument, **versions: int) -> dict[str, messages.P
     return {name: messages.PolicyRecord(uid=job.uid, version=one, step=one - 1) for name, one in versions.items()}
 
 
-def step_of(job: messages.JobDocument, step: int, version: int) -> messages.StepRecord:
-    own = messages.AgentStep(outcome="committed", version=version)
-    return a_step(job, step, version=version, agents={"policy": own})
-
-
 @pytest.mark.parametrize(("staleness", "expected"), [(0, [(0, 0), (2, 2), (3, 4)]), (1, [(0, 0), (3, 4)])])
 def test_no_evaluation_is_skipped_if_steps_pass_before_it_is_asked_for(document, staleness, expected):
     """A strict job evaluates the versions after each due step, even if the evaluation begins late: its seed alone decides which is promoted.
@@ -41,7 +36,8 @@ def test_no_evaluation_is_skipped_if_steps_pass_before_it_is_asked_for(document,
     the same evaluations are due.
     """
     job = document(steps=4, maxStaleness=staleness, groupsPerStep=1)
-    steps = tuple(step_of(job, step, version) for step, version in enumerate((1, 2, 2, 3)))
+    own = [messages.AgentStep(outcome="committed", version=version) for version in (1, 2, 2, 3)]
+    steps = tuple(a_step(job, at, version=one.version, agents={"policy": one}) for at, one in enumerate(own))
     made: list[messages.EvalRecord] = []
     while True:
         known = History(steps=steps, evaluations=tuple(made), policies=policies(job, policy=3))
@@ -119,9 +115,8 @@ def test_a_suite_of_several_samples_has_the_unbiased_pass_at_k_and_the_reward_of
     greedy, aime = record.suites["greedy"], record.suites["aime"]
     assert (greedy.reward_mean, greedy.pass_at, greedy.majority) == (0.5, {}, None)
     assert record.reward_mean == aime.reward_mean == pytest.approx((1 + 1 + 1) / 11)  # by episode, without the fault
-    assert aime.standard_error == pytest.approx(
-        ((0.5 - 5 / 18) ** 2 + (1 / 3 - 5 / 18) ** 2 + (5 / 18) ** 2) ** 0.5 / 6**0.5
-    )
+    squares = (0.5 - 5 / 18) ** 2 + (1 / 3 - 5 / 18) ** 2 + (5 / 18) ** 2
+    assert aime.standard_error == pytest.approx((squares / 6) ** 0.5)
     # C(4, 2) = 6 pairs: 2 of 4 solved leave 1 without a solved one, 0 of 4 all; the task of 3 samples with 1 solved leaves 1 of 3
     assert aime.pass_at == pytest.approx({"1": (1 / 2 + 1 / 3 + 0) / 3, "2": (5 / 6 + 2 / 3 + 0) / 3, "4": (1 + 0) / 2})
     assert aime.majority == pytest.approx((1 + 0 + 0) / 3)
@@ -137,47 +132,27 @@ def test_a_job_of_no_steps_ends_once_version_zero_is_evaluated(document):
     assert ending(state, None, 0.0)[0] is messages.Phase.SUCCEEDED
 
 
-def played(
-    job: messages.JobDocument, index: int, member: int, reward: float, *spoke: str, **fields: object
-) -> messages.Episode:
-    """An episode with one reward for all agents, in which some of them spoke."""
-    names = [agent.name for agent in job.spec.agents]
-    leaves = {name: (names.index(name),) for name in spoke}
-    return an_episode(job, index, member, **{"rewards": dict.fromkeys(names, reward), "leaves": leaves, **fields})
-
-
-def evaluated(job: messages.JobDocument, *episodes: messages.Episode) -> tuple[float, dict[str, float]]:
-    run = EvaluationRun(
-        0, 0, EvaluationSettings(tasks=len(episodes)), dict.fromkeys([agent.name for agent in job.spec.agents], 0)
-    )
-    for episode in episodes:
-        run.add(episode.model_copy(update={"split": Split.EVAL}))
-    record = eval_record(job, run, EvaluationEnd(1.0, (), {}))
-    return record.reward_mean, record.rewards
-
-
-def recorded(job: messages.JobDocument, *episodes: messages.Episode) -> messages.StepRecord:
-    policies = {agent.name: messages.PolicyRecord(uid=job.uid, version=0) for agent in job.spec.policies}
-    indices = tuple(sorted({episode.index for episode in episodes}))
-    ledger = messages.IssueLedger(**identity(job), next_index=len(indices), open=indices)
-    state = JobState(job, History(ledger=ledger, policies=policies))
-    for episode in episodes:
-        state.add_episode(episode)
-    for index in indices:
-        state.resolve(state.groups.complete[index], dict.fromkeys(policies, 0))
-    return step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
-
-
 def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_counts_once_for_the_team():
-    job = a_job(agents=[{"name": "x"}, {"name": "o"}])
+    job, versions = a_job(agents=[{"name": "x"}, {"name": "o"}]), {"x": 0, "o": 0}
     own = [{"rewards": {"x": reward, "o": 9.0}, "may_speak": ("x",)} for reward in (1.0, 0.0)]
-    of_x = [played(job, 0, member, 0.0, "x", **fields) for member, fields in enumerate(own)]
-    of_both = [played(job, 1, member, 0.0, "x", "o", rewards={"x": 0.5, "o": 1.0}) for member in range(2)]
-    record = recorded(job, *of_x, *of_both)
+    of_x = [an_episode(job, 0, member, leaves={"x": (0,)}, **fields) for member, fields in enumerate(own)]
+    both = {"rewards": {"x": 0.5, "o": 1.0}, "leaves": {"x": (0,), "o": (1,)}}
+    of_both = [an_episode(job, 1, member, **both) for member in range(2)]
+    ledger = messages.IssueLedger(**identity(job), next_index=2, open=(0, 1))
+    state = JobState(job, History(ledger=ledger, policies=policies(job, **versions)))
+    for episode in (*of_x, *of_both):
+        state.add_episode(episode)
+    for index in range(2):
+        state.resolve(state.groups.complete[index], versions)
+    record = step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
     assert {name: part.reward_mean for name, part in record.agents.items()} == {"x": 0.5, "o": 1.0}
     assert record.reward_mean == (1.0 + 0.0 + 0.75 + 0.75) / 4, "the mean of the agents' means is 0.75"
     assert record.num_episodes == 4
-    assert evaluated(job, of_x[0], of_both[0]) == ((1.0 + 0.75) / 2, {"x": 0.75, "o": 1.0})
+    run = EvaluationRun(0, 0, EvaluationSettings(tasks=2), versions)
+    for episode in (of_x[0], of_both[0]):
+        run.add(episode.model_copy(update={"split": Split.EVAL}))
+    evaluated = eval_record(job, run, EvaluationEnd(1.0, (), {}))
+    assert (evaluated.reward_mean, evaluated.rewards) == ((1.0 + 0.75) / 2, {"x": 0.75, "o": 1.0})
 
 
 @pytest.mark.parametrize(("promote", "rewards", "promoted"), rows(__file__, "promotions"))

@@ -24,34 +24,16 @@ def admitted(waiting, total=6, **given_):
     return names(found)
 
 
-def test_first_come_first_served_within_a_tenant_whatever_the_name_and_the_order_of_arrival():
-    jobs = [demand(name, "a", created_at=at) for name, at in (("a", 30), ("z", 10), ("m", 20))]
-    assert admitted(jobs) == admitted(jobs[::-1]) == ["z", "m", "a"]
-
-
-def test_tenants_go_by_their_share_after_admission():
-    large, small = demand("large", "a", 2, created_at=1), demand("small", "b", created_at=2)
-    assert admitted([large, small], total=6) == ["small", "large"]
+@pytest.mark.parametrize(("waiting", "holding", "totals", "expected"), rows(__file__, "admitted"))
+def test_who_is_admitted_first(waiting, holding, totals, expected):
+    order, found = order_of(totals, [demand(**one) for one in holding])
+    order.run([demand(**one) for one in waiting])
+    assert names(found) == expected
 
 
 def test_shares_are_divided_by_weights():
     jobs = [demand(f"{tenant}{n}", tenant, created_at=n) for tenant in "ab" for n in range(6)]
     assert sorted(admitted(jobs, weights={"a": 2.0})) == ["a0", "a1", "a2", "a3", "b0", "b1"]
-
-
-def test_the_share_is_that_of_the_largest_resource_over_all_pools():
-    holding = [demand("x", "a", 3, pool="other"), demand("y", "c")]
-    order, found = order_of({"tiny": 2, "other": 4}, holding)
-    order.run([demand("early", "a", created_at=1), demand("late", "b", created_at=2)])
-    assert names(found) == ["late"]
-
-
-def test_a_job_of_two_pools_does_not_starve_behind_the_small_jobs_of_one():
-    large = demand("large", "a", 4, created_at=1, pool="tiny", also="big")
-    small = [demand(f"s{n}", "b", created_at=2 + n, pool="big") for n in range(4)]
-    order, found = order_of({"tiny": 4, "big": 4}, [demand("holds", "c", 2, pool="big")])
-    order.run([large, *small])
-    assert names(found) == []
 
 
 def test_priority_orders_the_jobs_of_one_tenant_and_of_no_other():
@@ -128,13 +110,6 @@ def made(name, tenant, units=1, created_at=0, priority=0):
 
 def several(tenant, number, units=1, **fields):
     return [demand(f"{tenant}{n}", tenant, units, created_at=float(n), **fields) for n in range(number)]
-
-
-@pytest.mark.parametrize(("held", "makes_room"), [(1, False), (2, False), (3, True)])
-def test_only_a_tenant_whose_share_is_above_that_of_the_other_after_its_admission_makes_room(held, makes_room):
-    """a would have 2 of 3 (or 4, 5); b has 1, 2 or 3."""
-    holding = [demand("mine", "a"), *several("b", held)]
-    assert bool(exchange([demand("more", "a")], holding, held + 1)) is makes_room
 
 
 def test_shares_count_by_weight():

@@ -119,12 +119,3 @@ def test_a_tenant_that_comes_and_goes_with_short_jobs_gains_nothing():
     found.run_until(2000.0)
     held = found.held_s
     assert jain([held["comes-and-goes"], held["steady"]]) >= 0.99
-
-
-def test_a_large_job_starts_although_small_jobs_of_others_never_stop_coming():
-    found = Simulation(8, {}, preempts=False)
-    for number in range(2000):
-        found.arrive_at(number * 2.0, f"small{number:04d}", f"t{number % 3}", 50.0)
-    found.arrive_at(100.0, "large", "big", 50.0, units=8)
-    found.run_until(400.0)
-    assert found.started_at["large"] - 100.0 <= 50.0 + 2 * TICK_S

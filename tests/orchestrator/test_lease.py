@@ -10,22 +10,17 @@ from marlaas_api.wire import encode
 from marlaas_worker.orchestrator.lease import KEY, LeaderLease
 
 
-async def test_a_lease_whose_last_renewal_was_not_answered_is_given_back(harness):
+@pytest.mark.parametrize("is_taken", [False, True])
+async def test_a_lease_is_given_back_unless_another_replica_has_taken_it(harness, is_taken):
     held, bucket = LeaderLease(await harness.context("orchestrator-0")), await harness.bus.bucket(subjects.REPLICAS)
     assert await held.hold()
-    entry = await bucket.get(KEY)
-    await bucket.put(KEY, entry.data)
+    if is_taken:
+        await bucket.delete(KEY)
+        assert await LeaderLease(await harness.context("orchestrator-1")).hold()
+    else:
+        await bucket.put(KEY, (await bucket.get(KEY)).data)  # its last renewal was not answered
     await held.release()
-    assert await LeaderLease(await harness.context("orchestrator-1")).hold()
-
-
-async def test_a_lease_that_another_replica_has_taken_stays_its_own(harness):
-    held, bucket = LeaderLease(await harness.context("orchestrator-0")), await harness.bus.bucket(subjects.REPLICAS)
-    assert await held.hold()
-    await bucket.delete(KEY)
-    assert await LeaderLease(await harness.context("orchestrator-1")).hold()
-    await held.release()
-    assert not await LeaderLease(await harness.context("orchestrator-2")).hold()
+    assert await LeaderLease(await harness.context("orchestrator-2")).hold() is not is_taken
 
 
 @pytest.mark.parametrize("written", ["bucket progress", "subject group.team-a.sums.policy", "bucket ledger"])

@@ -10,10 +10,9 @@ from tests.harness import changed, working
 from tests.killing import kill_at
 from tests.orchestrator.harness import OrchestratorHarness, final, mixed
 from tests.orchestrator.test_admission import moved
-from tests.orchestrator.test_deletion import is_forgotten
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobDocument, Meter, Phase, Progress, StepRecord, TaskMessage, TenantUsage, UsageAmounts
+from marlaas_api.messages import JobDocument, Meter, Phase, Progress, StepRecord, TaskMessage, UsageAmounts
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator import giving_way, preemption
 from marlaas_worker.orchestrator.job_tasks import JobTasks
@@ -87,10 +86,6 @@ async def until_preempted(harness: OrchestratorHarness, job: JobDocument) -> Pro
     return await harness.progress(job, lambda level: level.reason == "Preempted")
 
 
-def deleted(job: JobDocument) -> JobDocument:
-    return changed(job).model_copy(update={"deleted": True})
-
-
 def said(steps: list[StepRecord]) -> list[tuple[object, ...]]:
     return [(s.step, s.outcome, s.version, s.indices, s.reward_mean, s.num_groups) for s in steps]
 
@@ -132,11 +127,6 @@ async def issued_again(harness: OrchestratorHarness) -> None:
         await harness.server.change(0.02, None)
 
 
-def without_cut(used: UsageAmounts) -> UsageAmounts:
-    charged = {"generated_tokens": used.charged_tokens, "engine_s": used.charged_engine_s}
-    return used.model_copy(update={**charged, "preempted_tokens": 0, "preempted_engine_s": 0.0})
-
-
 async def test_what_was_cut_is_played_after_the_next_admission_and_is_free(harness, document, tmp_path, monkeypatch):
     """The orchestrator is killed before it removes the tasks of the preempted job."""
     monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
@@ -169,32 +159,9 @@ async def test_what_was_cut_is_played_after_the_next_admission_and_is_free(harne
             charged = await harness.charged(job)
             player.cancel()
     failed = UsageAmounts(prompt_tokens=20, cached_tokens=16, generated_tokens=5, failed_tokens=5, engine_s=0.5)
-    assert without_cut(charged) == usage + failed
+    without_cut = {"generated_tokens": charged.charged_tokens, "engine_s": charged.charged_engine_s}
+    without_cut |= {"preempted_tokens": 0, "preempted_engine_s": 0.0}
+    assert charged.model_copy(update=without_cut) == usage + failed
     assert (charged.preempted_tokens, charged.preempted_engine_s) == (2 * 5 + 20, 3.0)
     assert harness.deaths == ["orchestrator.preempt.after_progress"]
     assert sorted(harness.trained) == sorted(alone.trained)
-
-
-async def test_of_a_preempted_job_that_is_deleted_what_was_cut_is_not_charged(harness, document, monkeypatch):
-    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
-    job, other = document(steps=3), heavy(document())
-    task = JobTasks(job).train(0)
-    await harness.report(job, -1)
-    async with harness.orchestrating():
-        await harness.submit(job)
-        async with workers(harness, job, sandbox=False):
-            await harness.progress(job, lambda level: level.num_outstanding > 0)
-            await harness.play_member(job, task, 0, mixed)
-            for turn in (0, 1):
-                await harness.record_turn(task, 1, turn=turn)
-            await harness.report(job, 0)
-            await harness.progress(job, lambda level: level.tokens == 15)
-            await harness.submit(other)
-            amounts = (await until_preempted(harness, job)).amounts
-        assert (amounts.preempted_tokens, amounts.open_tokens, amounts.charged_engine_s) == (10, 5, 0.5)
-        await harness.progress(other, lambda level: level.admitted)
-        await harness.submit(deleted(job))
-        await is_forgotten(harness, job)
-        account = await harness.get(TenantUsage, subjects.TENANTS, subjects.tenant_usage_key(job.tenant))
-    assert (account.removed.generated_tokens, account.removed.charged_tokens) == (15, 5)
-    assert (account.removed.engine_s, account.removed.charged_engine_s) == (1.5, 0.5)

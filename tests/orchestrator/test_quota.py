@@ -63,10 +63,8 @@ def limited(document: JobDocument, **limits) -> JobDocument:
 def test_the_job_that_others_wait_for_is_named_as_soon_as_a_step_of_it_is_known(document):
     texts, first = QuotaMessages(), Progress.model_construct(namespace="team-a", job="first", uid="u", step=1, steps=3)
     assert texts.message(document("second"), "over quota", {"u": None}, 0.0) == "over quota"
-    assert (
-        texts.message(document("second"), "over quota", {"u": first}, 0.0)
-        == "over quota; waits for team-a/first, 1 of 3 steps"
-    )
+    told = texts.message(document("second"), "over quota", {"u": first}, 0.0)
+    assert told == "over quota; waits for team-a/first, 1 of 3 steps"
 
 
 async def test_a_quota_queues_a_job_and_a_raised_one_admits_it_without_restarting_the_first(harness, document):

@@ -62,10 +62,6 @@ async def streams() -> Streams:
     return made
 
 
-def reported(num_bytes: int) -> ReplicaReport:
-    return ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", job_turn_bytes={"u1": num_bytes})
-
-
 async def test_turns_and_episodes_stay_until_the_recorder_has_read_them_and_one_step_longer(streams):
     read = await streams.recorder()
     for number in range(3):
@@ -116,7 +112,8 @@ async def test_a_turn_recorded_after_its_jobs_end_goes_when_a_replica_reports_it
     await streams.leftovers.look()
     for number, (idle, left) in enumerate([({"u1"}, 0), (set(), 1)], 1):
         await streams.record(number)
-        await streams.leftovers.note([reported(number)], idle)
+        report = ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", job_turn_bytes={"u1": number})
+        await streams.leftovers.note([report], idle)
         await streams.leftovers.look()
         assert await streams.left() == (left, 0)
 
@@ -138,18 +135,6 @@ async def test_a_neighbours_turns_never_push_out_those_of_a_job_that_waits_for_i
         harness.may_train.set()
         level = await harness.progress(slow, final)
     assert (level.phase, level.step) == (Phase.SUCCEEDED, 3)
-
-
-async def test_turns_are_forgotten_once_their_step_is_on_record(harness, document):
-    harness.turn_bytes = TURN_BYTES
-    job, most = document(steps=30), 0
-    async with running(harness, job, mixed):
-        for step in range(30):
-            await harness.progress(job, lambda level, step=step: level.step >= step)
-            turns = await harness.bus.replay(subjects.TURNS, subjects.turn("team-a", job.job, "*", "*"))
-            most = max(most, len(turns))
-        await harness.progress(job, final)
-    assert most <= 3 * 4 + 2, "of two groups of two a step: the open step, the one before it, an evaluation"
 
 
 async def test_a_failed_job_leaves_no_tasks_although_a_kill_follows_its_last_progress(harness, document):

@@ -65,14 +65,10 @@ def test_many_jobs_on_a_small_stream_never_overfill_it_and_all_get_through(docum
         assert not any(one.left for one in jobs), seed
 
 
-def share_of(document, max_bytes: int, used: int = 0, known: int = 10, **training: object) -> tuple[Room, Share]:
-    room = Room()
-    room.state = StreamState(0, used, max_bytes)
-    return room, Share(room, "a", document(**training).spec, EpisodeSize(known=known))
-
-
 def test_a_step_that_exceeds_the_stream_is_said_with_its_numbers_and_not_given_out(document):
-    _, share = share_of(document, 100 << 20, 5 << 20, known=20 << 20)
+    room = Room()
+    room.state = StreamState(0, 5 << 20, 100 << 20)
+    share = Share(room, "a", document().spec, EpisodeSize(known=20 << 20))
     assert share.take(0, 2, evaluating=False) == 0
     assert "a step may need 200 MiB of turns" in share.why
     assert "5 of 100 MiB in use, of which one job may have 75: lower groupsPerStep" in share.why

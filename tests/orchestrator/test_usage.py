@@ -3,7 +3,7 @@
 import pytest
 from tests.harness import a_progress, a_turn, an_episode, identity, job_document
 from tests.orchestrator.harness import run_to_end
-from tests.tables import rows
+from tests.tables import data, rows
 
 from marlaas_api import subjects
 from marlaas_api.messages import Episode, Meter, Phase, Progress, ReplicaReport, UsageAmounts
@@ -56,34 +56,21 @@ def test_a_job_that_goes_on_counts_every_total_of_a_replica_once(document):
     assert restarted.preempted_engine_s.total == 52.0
 
 
-def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document):
-    seconds = {"trainer_s": 2.0, "sandbox_s": 4.0, "slot_s": 0.5}
-    recorded = UsageAmounts(generated_tokens=30, trained_tokens=30, stored_bytes=7, **seconds)
-    usage = {"policy": recorded, "critic": UsageAmounts(slot_s=2.5, stored_bytes=4)}
-    told = {"usage": usage, "tokens": 100, "accelerator_s": 1.5, "trainer_s": 2.5, "admitted_s": 60.0}
-    running = a_progress(document(), **told).amounts
-    assert (running.generated_tokens, running.trained_tokens, running.open_tokens) == (100, 30, 70)
-    assert (running.engine_s, running.trainer_s, running.sandbox_s, running.admitted_s) == (1.5, 2.5, 4.0, 60.0)
-    assert (running.slot_s, running.stored_bytes, running.wasted_tokens) == (3.0, 11, 0)
-    ended = a_progress(document(), **told | {"phase": Phase.FAILED}).amounts
-    assert (ended.generated_tokens, ended.open_tokens, ended.unrecorded_tokens, ended.wasted_tokens) == (100, 0, 70, 70)
-    cut = {"preempted_tokens": 60, "preempted_engine_s": 0.5}
-    preempted = a_progress(document(), **told, **cut).amounts
-    assert (preempted.preempted_tokens, preempted.open_tokens, preempted.generated_tokens) == (60, 10, 100)
-    assert (preempted.charged_tokens, preempted.charged_engine_s) == (40, 1.0)
-    undecided = {"cut_tokens": 8, "cut_engine_s": 0.25}
-    counted = a_progress(document(), **told, **cut, **undecided).amounts
-    assert (counted.preempted_tokens, counted.open_tokens, counted.preempted_engine_s) == (68, 2, 0.75)
-    own = recorded + UsageAmounts(generated_tokens=10, preempted_tokens=10, engine_s=0.5, preempted_engine_s=0.5)
-    decided = a_progress(document(), **{**told, "usage": {"policy": own}}, **undecided).amounts
-    assert (decided.preempted_tokens, decided.open_tokens, decided.preempted_engine_s) == (10, 60, 0.5)
-    trained = recorded + UsageAmounts(generated_tokens=70, trained_tokens=70, engine_s=1.5)
-    fewer_seconds = a_progress(document(), **{**told, "usage": {"policy": trained}, "accelerator_s": 0.0}, **undecided)
-    assert fewer_seconds.completed(UsageAmounts(engine_s=0.1)).preempted_engine_s == 0.0
-    late = a_progress(document(), **{**told, "usage": {"policy": trained}}, **undecided).amounts
-    assert (late.charged_tokens, late.charged_engine_s) == (100, 1.5), "an Episode that came late is charged"
-    fewer = a_progress(document(), **told | {"tokens": 5}).amounts
-    assert (fewer.generated_tokens, fewer.open_tokens) == (30, 0), "recorded turns are certain"
+@pytest.mark.parametrize(("fields", "policy", "expected"), rows(__file__, "open_tokens"))
+def test_what_the_engines_generated_beyond_the_records_is_open_until_the_job_ends(document, fields, policy, expected):
+    told = data(__file__, "told")
+    usage = {
+        "policy": UsageAmounts(**{**told["recorded"], **policy}),
+        "critic": UsageAmounts(slot_s=2.5, stored_bytes=4),
+    }
+    found = a_progress(document(), **{**told["progress"], "usage": usage, **fields}).amounts
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_no_second_of_a_preemption_is_subtracted_twice(document):
+    used = {"policy": UsageAmounts(generated_tokens=100, trained_tokens=100, engine_s=1.5)}
+    found = a_progress(document(), usage=used, tokens=100, accelerator_s=0.0, cut_tokens=8, cut_engine_s=0.25)
+    assert found.completed(UsageAmounts(engine_s=0.1)).preempted_engine_s == 0.0
 
 
 async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness, document):
@@ -180,10 +167,10 @@ async def test_the_totals_of_tenants_are_the_sums_of_their_jobs(harness):
 
 
 async def test_a_deleted_job_counts_once_however_often_its_deletion_is_repeated(harness):
-    gone, stays = a_level("a", 1, tokens=8, admitted_s=3.0), a_level("b", 20)
+    gone, stays = a_level("a", 1, tokens=8, preempted_tokens=3, admitted_s=3.0), a_level("b", 20)
     accounts = TenantAccounts(harness.bus)
     await accounts.save([gone, stays], 100.0)
-    assert accounts.totals()["acme"].open_tokens == 7
+    assert accounts.totals()["acme"].open_tokens == 4
     for _ in range(2):
         await accounts.close(gone, {"uid-a", "uid-b"})
     await accounts.save([gone, stays], 200.0)
@@ -192,5 +179,6 @@ async def test_a_deleted_job_counts_once_however_often_its_deletion_is_repeated(
     await restarted.close(gone, {"uid-a", "uid-b"})
     await restarted.save([stays], 200.0)
     total = restarted.totals()["acme"]
-    assert (total.trained_tokens, total.open_tokens, total.unrecorded_tokens, total.generated_tokens) == (21, 0, 7, 28)
+    assert (total.trained_tokens, total.open_tokens, total.unrecorded_tokens, total.generated_tokens) == (21, 0, 4, 28)
+    assert total.charged_tokens == 25, "without what a preemption cut"
     assert (total.stored_bytes, total.admitted_s, total.trainer_s) == (99, 3.0, 2.0)

@@ -83,17 +83,12 @@ UNKNOWN = (
 def test_a_template_whose_special_tokens_nothing_reads_is_refused_unless_its_tokenizer_says_how():
     with pytest.raises(TemplateRefused, match=r"the special tokens <\|endoftext\|> into .* Put a `response_template`"):
         bpe(UNKNOWN).check_template()
-    own = {
-        "start_anchor": "a:",
-        "fields": {"thinking": {"open": "<|endoftext|>", "close": "<|im_start|>"}, "content": {}},
-    }
+    fields = {"thinking": {"open": "<|endoftext|>", "close": "<|im_start|>"}, "content": {}}
+    own = {"start_anchor": "a:", "fields": fields}
     tokenizer = bpe(UNKNOWN, response_template=own)
     tokenizer.check_template()
     prompt = extend(tokenizer, None, user("x"))
-    reply = read(tokenizer, prompt, tokenizer.encode("<|endoftext|>hm<|im_start|>three<|im_end|>"), StopReason.STOP)
-    assert (reply.text, reply.parts.reasoning, reply.parts.content) == (
-        "<|endoftext|>hm<|im_start|>three",
-        "hm",
-        "three",
-    )
+    text = "<|endoftext|>hm<|im_start|>three"
+    reply = read(tokenizer, prompt, tokenizer.encode(f"{text}<|im_end|>"), StopReason.STOP)
+    assert (reply.text, reply.parts.reasoning, reply.parts.content) == (text, "hm", "three")
     bpe(None).check_template()

@@ -132,10 +132,8 @@ async def bus(nats):
 async def test_a_turn_waits_while_the_stream_is_full_of_live_turns_and_none_is_lost(bus):
     await bus.ensure((SMALL,), ())
     log = TurnLog(bus, MemoryBlobs())
-    slow, busy = (
-        [large_turn("slow", number) for number in range(2)],
-        [large_turn("busy", number) for number in range(6)],
-    )
+    slow = [large_turn("slow", number) for number in range(2)]
+    busy = [large_turn("busy", number) for number in range(6)]
     for one in (*slow, *busy[:4]):
         await log.record(one)
     waiting = [asyncio.create_task(log.record(one)) for one in busy[4:]]

@@ -20,19 +20,6 @@ from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.rollout import engine_progress, vllm_engine
 from marlaas_worker.rollout import vllm_settings as settings_of
 from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, read_base_model
-from marlaas_worker.rollout.engine_progress import (
-    COUNTERS,
-    MIN_BUSY_BOUND_S,
-    MIN_CPU_SHARE,
-    STALL_S,
-    Cell,
-    CountsWork,
-    EngineCounts,
-    ProgressWatch,
-    Standstill,
-    attach_counters,
-    create_counters,
-)
 from marlaas_worker.rollout.output_buffer import OutputBuffer
 from marlaas_worker.rollout.vllm_extension import AdapterSlots
 
@@ -150,14 +137,15 @@ def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_t
 
 
 def test_a_step_may_be_silent_for_longer_if_the_model_is_large(settings, small_model, monkeypatch):
-    assert settings_of.longest_silence_s(settings, 512) == MIN_BUSY_BOUND_S
+    assert settings_of.longest_silence_s(settings, 512) == engine_progress.MIN_BUSY_BOUND_S
     largest, total = 128 * 64, sum(weight.numel() for weight in load_file(small_model / "model.safetensors").values())
-    for has_gpu, products, speed in (
-        (False, 10**9 * largest, engine_progress.CPU_PRODUCTS_PER_S),
-        (True, 10**9 * total, engine_progress.GPU_PRODUCTS_PER_S),
-    ):
-        monkeypatch.setattr(settings_of, "uses_gpu", lambda has_gpu=has_gpu: has_gpu)
-        assert settings_of.longest_silence_s(settings, 10**9) == max(MIN_BUSY_BOUND_S, products / speed)
+    expected_s = [
+        10**9 * largest / engine_progress.CPU_PRODUCTS_PER_S,
+        10**9 * total / engine_progress.GPU_PRODUCTS_PER_S,
+    ]
+    for has_gpu, bound_s in enumerate(expected_s):
+        monkeypatch.setattr(settings_of, "uses_gpu", lambda has_gpu=has_gpu: bool(has_gpu))
+        assert settings_of.longest_silence_s(settings, 10**9) == max(engine_progress.MIN_BUSY_BOUND_S, bound_s)
     assert engine_progress.busy_bound_s(4096, 151_936 * 4096, 1e9) == pytest.approx(2549.1, abs=0.1)
 
 
@@ -166,13 +154,14 @@ class Incarnation:
 
     def __init__(self, answers, num_calls=2, cpu_step_s=0.0, tokens=0, busy_bound_s=600.0):
         self.down = asyncio.get_running_loop().create_future()
-        self.declare_down, self.llm, self.progress = self.down.set_result, self, ProgressWatch(busy_bound_s)
+        self.declare_down, self.llm = self.down.set_result, self
+        self.progress = engine_progress.ProgressWatch(busy_bound_s)
         self.kv_tokens, self.step_tokens, self.num_calls = 64, 512, num_calls
         self._answers, self._cpu_step_s, self._tokens, self._num_looks = answers, cpu_step_s, tokens, 0
 
     @property
     def counts(self):
-        return EngineCounts(tokens=self._tokens * self._num_looks)
+        return engine_progress.EngineCounts(tokens=self._tokens * self._num_looks)
 
     def standstill(self, has_work):
         self._num_looks += 1
@@ -224,14 +213,14 @@ async def test_an_engine_that_cannot_unload_an_adapter_is_down(engine):
 
 
 def test_progress_is_a_move_of_the_counters_and_cpu_time_is_none():
-    watch = ProgressWatch()
+    watch = engine_progress.ProgressWatch()
     for has_work, counts, cpu, now, expected in rows(__file__, "looks"):
-        found = watch.look(has_work, EngineCounts(**counts), cpu * MIN_CPU_SHARE, now)
-        assert found == Standstill(*expected)
-    watch = ProgressWatch()
-    watch.look(True, EngineCounts(), 0.0, 100.0)
-    arrived = EngineCounts(queued=9, queued_steps=700)  # they only arrive in the engine's queue
-    assert watch.look(True, arrived, 0.0, 100.0 + STALL_S).still_s == STALL_S
+        found = watch.look(has_work, engine_progress.EngineCounts(**counts), cpu * engine_progress.MIN_CPU_SHARE, now)
+        assert found == engine_progress.Standstill(*expected)
+    watch = engine_progress.ProgressWatch()
+    watch.look(True, engine_progress.EngineCounts(), 0.0, 100.0)
+    arrived = engine_progress.EngineCounts(queued=9, queued_steps=700)  # they only arrive in the engine's queue
+    assert watch.look(True, arrived, 0.0, 100.0 + engine_progress.STALL_S).still_s == engine_progress.STALL_S
 
 
 @dataclass
@@ -257,7 +246,7 @@ class SomeScheduler:
         return output
 
 
-class CountingSomeScheduler(CountsWork, SomeScheduler):
+class CountingSomeScheduler(engine_progress.CountsWork, SomeScheduler):
     """As vLLM's process builds it: by the environment variable."""
 
 
@@ -266,26 +255,26 @@ def batch(num_tokens, preempted=None):
 
 
 def test_a_scheduler_counts_its_work_in_memory_that_the_role_reads_and_the_engine_adds_it_up(tmp_path, monkeypatch):
-    first = create_counters(tmp_path / "counters")
-    monkeypatch.setenv(COUNTERS, str(tmp_path / "counters"))
+    first = engine_progress.create_counters(tmp_path / "counters")
+    monkeypatch.setenv(engine_progress.COUNTERS, str(tmp_path / "counters"))
     batches = [batch(7), batch(3, {"a", "b"}), batch(0, set())]
     scheduler = CountingSomeScheduler(list(batches), [0, 4, 4])
     scheduler.add_request("first")
     assert scheduler.schedule() is batches[0]
-    assert first.read() == EngineCounts(requests=1, tokens=7), "scheduled, not computed yet"
+    assert first.read() == engine_progress.EngineCounts(requests=1, tokens=7), "scheduled, not computed yet"
     assert scheduler.update_from_output(batches[0], "out") == "out"
     for one in batches[1:]:
         scheduler.schedule(throttle=True)
         scheduler.update_from_output(one, "out")
-    of_first = EngineCounts(requests=1, steps=2, tokens=10, preemptions=2, queued_steps=2, queued=4)
+    of_first = engine_progress.EngineCounts(requests=1, steps=2, tokens=10, preemptions=2, queued_steps=2, queued=4)
     assert first.read() == of_first, "a step that schedules nothing is none"
     assert (scheduler.added, scheduler.computed) == (["first"], batches)
-    outlived = attach_counters()
-    second = create_counters(tmp_path / "counters")
-    outlived.cells[Cell.STEPS] += 1
-    assert second.read() == EngineCounts(), "a process of the first incarnation does not count here"
-    second.cells[Cell.STEPS], second.cells[Cell.QUEUED] = 2, 1
-    total = EngineCounts(requests=1, steps=5, tokens=10, preemptions=2, queued_steps=2, queued=1)
+    outlived = engine_progress.attach_counters()
+    second = engine_progress.create_counters(tmp_path / "counters")
+    outlived.cells[engine_progress.Cell.STEPS] += 1
+    assert second.read() == engine_progress.EngineCounts(), "a process of the first incarnation does not count here"
+    second.cells[engine_progress.Cell.STEPS], second.cells[engine_progress.Cell.QUEUED] = 2, 1
+    total = engine_progress.EngineCounts(requests=1, steps=5, tokens=10, preemptions=2, queued_steps=2, queued=1)
     assert second.read().after(first.read()) == total
 
 

@@ -61,9 +61,8 @@ async def test_a_worker_lives_before_it_is_ready_and_has_no_other_pages():
 
 
 async def test_figures_are_those_of_the_moment_and_samples_of_one_name_stand_together():
-    report = ReplicaReport(
-        role="trainer", pool="p", replica="t", num_running=1, busy_s=1.5, wall_s=60, job_engine_s={"u": 1.25, "old": 9}
-    )
+    used = {"num_running": 1, "busy_s": 1.5, "wall_s": 60, "job_engine_s": {"u": 1.25, "old": 9}}
+    report = ReplicaReport(role="trainer", pool="p", replica="t", **used)
     metrics = Metrics(samples=lambda: of_report(report, {"u": JobRef("team-a", "sums", "u")}))
     async with health_server(0, metrics) as port:
         status, page = await get(port, "/metrics")
@@ -71,9 +70,8 @@ async def test_figures_are_those_of_the_moment_and_samples_of_one_name_stand_tog
         assert page.count("marlaas_trainer_job_seconds_total{") == 1, "a job that has no document is left out"
         report = report.model_copy(update={"busy_s": 2.5})
         assert "marlaas_trainer_busy_seconds_total 2.5\n" in (await get(port, "/metrics"))[1]
-    samples = [
-        Sample(name, "gauge", "Text.", 1, {"class": label}) for name, label in (("a", "x"), ("b", ""), ("a", 'q"\\\n'))
-    ]
+    labels = (("a", "x"), ("b", ""), ("a", 'q"\\\n'))
+    samples = [Sample(name, "gauge", "Text.", 1, {"class": label}) for name, label in labels]
     assert exposition(families(samples)) == (
         '# HELP a Text.\n# TYPE a gauge\na{class="x"} 1.0\na{class="q\\"\\\\\\n"} 1.0\n'
         '# HELP b Text.\n# TYPE b gauge\nb{class=""} 1.0\n'

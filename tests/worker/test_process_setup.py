@@ -80,9 +80,7 @@ FORK_SERVER = {"asyncio", "logging", "nats", "pydantic", "ssl"}
 
 
 def imported(module):
-    program = f"import {module}, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    return set(done.stdout.split())
+    return set(run(f"import {module}, sys; print(*sys.modules)"))
 
 
 def test_a_sandbox_and_its_fork_server_import_none_of_the_libraries_that_they_do_not_need():

@@ -4,7 +4,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.operator.objects import job, namespace
+from tests.operator.objects import body, job, namespace
+from tests.tables import data
 
 from marlaas_operator.cluster import AlreadyExists, Body, Cluster, Conflict, Invalid, NotFound, Target
 from marlaas_operator.cluster.memory import MemoryCluster
@@ -39,24 +40,15 @@ async def _sweep(gateway: Cluster) -> None:
     await gateway.get(Target(NAMESPACES, "", "team-a"))
 
 
-def config(name: str, data: dict[str, str], namespace: str = "team-a", **metadata: object) -> Body:
-    metadata = {"name": name, "namespace": namespace, **metadata}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+def config(name: str, values: dict[str, str], namespace: str = "team-a", **metadata: object) -> Body:
+    return body("v1", "ConfigMap", namespace, name, **metadata) | {"data": values}
 
 
 def deployment(name: str, *env: str) -> Body:
-    labels = {"app": name}
-    container: Body = {"name": "main", "image": "i:1", "env": [{"name": word, "value": "ours"} for word in env]}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "namespace": "team-a"},
-        "spec": {
-            "replicas": 1,
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
-        },
-    }
+    made: Body = data(__file__, "deployment")
+    made["metadata"]["name"] = name
+    made["spec"]["template"]["spec"]["containers"][0]["env"] = [{"name": word, "value": "ours"} for word in env]
+    return made
 
 
 def at(name: str, resource: Resource = CONFIG_MAPS) -> Target:

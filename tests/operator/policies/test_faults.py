@@ -16,7 +16,6 @@ SCENES = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
 BACK_OFF = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
 READY = "[{type: Ready, status: 'True'}]"
 FULL = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi". '
-SHORT = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 80Mi."
 QUOTA = {"status": {"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}}
 
 
@@ -73,15 +72,11 @@ def evicted(message, name="p-0", created_at=1.0):
     return replace(facts(phase="Failed"), name=name, reason="Evicted", message=message, created_at=created_at)
 
 
-@pytest.mark.parametrize("message", [FULL, 'Container supervisor exceeded its local ephemeral storage limit "1Gi". '])
-def test_a_pod_that_was_evicted_for_what_it_wrote_itself_is_at_fault(message):
+@pytest.mark.parametrize(("message", "is_at_fault"), rows(__file__, "evictions"))
+def test_an_evicted_pod_is_at_fault_for_what_it_wrote_itself_and_not_for_a_node_that_was_short(message, is_at_fault):
     found = pod_fault(evicted(message))
-    assert (found.reason, found.message) == ("ContainerCrashing", f"it was evicted: {message.strip()}")
-
-
-@pytest.mark.parametrize("message", [SHORT, "Pod was rejected: The node had condition: [DiskPressure]. "])
-def test_a_pod_whose_node_was_short_is_not_at_fault(message):
-    assert pod_fault(evicted(message)) is None
+    expected = ("ContainerCrashing", f"it was evicted: {message.strip()}")
+    assert (found and (found.reason, found.message)) == (expected if is_at_fault else None)
 
 
 def test_an_eviction_is_told_until_a_pod_that_was_made_later_serves():

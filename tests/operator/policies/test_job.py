@@ -79,12 +79,8 @@ def plan(scene, now=scenes.NOW) -> Plan:
 
 def told(scene, now=scenes.NOW):
     """The scene after its status was written."""
-    status = plan(scene, now).status
-    return scene if status is None else replace(scene, status=without_nulls(status, scene.status or {}))
-
-
-def without_nulls(patch, before):
-    return {key: value for key, value in {**before, **patch}.items() if value is not None}
+    status = {**(scene.status or {}), **(plan(scene, now).status or {})}
+    return replace(scene, status={key: value for key, value in status.items() if value is not None} or None)
 
 
 def kinds(actions):
@@ -254,6 +250,4 @@ def test_no_plan_runs_hot_says_two_things_in_turn_or_acts_on_what_is_not_known(s
     if scene.meta.deleted_at is None and scene.own_progress is None and not scene.progress_known:
         assert not any(isinstance(action, Delete | DeleteObject) for action in found.actions)
         assert scene.status is None or found.status is None or found.status["phase"] == scene.status["phase"]
-    if found.status is not None:
-        told = {key: value for key, value in {**(scene.status or {}), **found.status}.items() if value is not None}
-        assert plan(replace(scene, status=told)).status is None
+    assert plan(told(scene)).status is None

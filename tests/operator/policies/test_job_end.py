@@ -93,16 +93,6 @@ def test_a_task_whose_memory_kills_one_sandbox_after_the_other_ends_the_job_befo
     assert limit + 1 < MAX_DELIVERIES
 
 
-def test_a_pod_that_was_evicted_for_what_it_wrote_itself_crashed_once_more_than_it_restarted():
-    words = 'Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".'
-    full = {"phase": "Failed", "reason": "Evicted", "message": words}
-    evicted = [replace(crashed(restarts=1), name=f"s-{number}", **full) for number in range(2)]
-    scene = running(job=rljob({"backoffLimit": 2}), pods=(*evicted, pod("sandbox", ready=False, created_at=NOW)))
-    assert plan(scene).status["sandboxCrashes"] == 3
-    [write] = [action for action in plan(scene).actions if isinstance(action, WriteDocument)]
-    assert write.document.verdict.message.endswith('evicted: Usage of EmptyDir volume "tmp" exceeds the limit "1Gi".')
-
-
 def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised():
     judged = document(verdict=JobVerdict(reason="BackoffLimitExceeded", message="often"))
     scene = running(document=judged, pods=(crashed(restarts=7),), job=rljob({"backoffLimit": 10}))

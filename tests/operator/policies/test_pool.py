@@ -10,7 +10,6 @@ from marlaas_api.messages import Phase
 from marlaas_operator.manifests.pool import Pool, role_objects, shared_objects
 from marlaas_operator.plan import AddFinalizer, Apply, Delete, Plan, RemoveFinalizer
 from marlaas_operator.policies.pool import DRAIN_S, FINALIZER, plan_pool
-from marlaas_operator.snapshot import BusState
 
 SERVING = (scenes.pod("rollout"), scenes.pod("trainer"))
 
@@ -134,16 +133,16 @@ def stopping(**fields):
     return replace(scene, status=plan(scene).status or scene.status)
 
 
-@pytest.mark.parametrize("job", [scenes.load(phase=Phase.FAILED), scenes.load(phase=Phase.QUEUED, published=False)])
-def test_jobs_that_have_ended_or_never_begun_do_not_hold_a_pool(job):
-    assert Delete("StatefulSet", "marlaas-system", "tiny-rollout", "o1") in plan(stopping(jobs=(job,))).actions
+WAITS = scenes.load(phase=Phase.QUEUED, published=False)
 
 
-def test_before_the_bus_was_read_every_job_may_hold_a_pool():
-    unread = BusState(available=True, since=scenes.NOW, synced=False)
-    job = scenes.load(phase=Phase.QUEUED, published=False)
-    assert plan(stopping(jobs=(job,), bus=unread)).actions == ()
-    assert plan(stopping(jobs=(job,), bus=scenes.AWAKE)).actions != ()
+@pytest.mark.parametrize(
+    ("job", "is_read", "goes"),
+    [(scenes.load(phase=Phase.FAILED), True, True), (WAITS, True, True), (WAITS, False, False)],
+)
+def test_jobs_that_have_ended_or_never_begun_do_not_hold_a_pool_once_the_bus_was_read(job, is_read, goes):
+    scene = stopping(jobs=(job,), bus=replace(scenes.AWAKE, synced=is_read))
+    assert (Delete("StatefulSet", "marlaas-system", "tiny-rollout", "o1") in plan(scene).actions) is goes
 
 
 def test_of_a_deleted_pool_that_is_told_first_the_workers_go_then_what_guarded_them_then_the_pool():

@@ -94,13 +94,5 @@ class ScriptedOrchestrator:
 
 
 def _progress(document: JobDocument, words: Mapping[str, object]) -> Progress:
-    return Progress.model_validate(
-        {
-            "namespace": document.namespace,
-            "job": document.job,
-            "uid": document.uid,
-            "generation": document.generation,
-            "steps": document.spec.training.steps,
-            **words,
-        }
-    )
+    names = document.model_dump(include={"namespace", "job", "uid", "generation"})
+    return Progress.model_validate({**names, "steps": document.spec.training.steps, **words})

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import yaml
-from tests.operator.objects import SYSTEM, job, pool
+from tests.operator.objects import SYSTEM, body, job, pool
 from tests.operator.real.orchestrators import ADMITTED
 from tests.operator.real.rights import GROUPS, USER, chart, granted, in_force, install
 
@@ -21,8 +21,8 @@ LABEL = {"app.kubernetes.io/managed-by": "marlaas-operator"}
 async def external(harness, helm):
     """The chart's objects, and an installation that finds the bus of the rig as if it were elsewhere; its Secret is not there yet."""
     install(harness, "external")
-    (body,) = (body for body in chart("external") if body["kind"] == "ConfigMap")
-    told = yaml.safe_load(body["data"]["installation.yaml"])
+    (config,) = (one for one in chart("external") if one["kind"] == "ConfigMap")
+    told = yaml.safe_load(config["data"]["installation.yaml"])
     assert told["natsPodSelector"] is None
     (harness.folder / "installation.yaml").write_text(yaml.safe_dump(told | {"natsUrl": harness.nats.url}))
     await harness.gateway.delete(CREDENTIALS)
@@ -33,8 +33,7 @@ async def external(harness, helm):
 
 def keys_secret(harness, **labels):
     data = {"keys.json": base64.b64encode(json.dumps(harness.keys.dump()).encode()).decode()}
-    metadata = {"name": CREDENTIALS.name, "namespace": SYSTEM, "labels": labels}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
+    return body("v1", "Secret", SYSTEM, CREDENTIALS.name, labels=labels) | {"data": data}
 
 
 def start(harness):

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.operator.objects import SYSTEM, installation
+from tests.operator.objects import SYSTEM, body, installation
 
 from marlaas_api.bus_users import BusKeys
 from marlaas_api.errors import InvalidInput, first_cause
@@ -21,14 +21,14 @@ DAY_S = 86400.0
 NOW = 1_800_000_000.0
 
 
-def owner() -> Body:
-    metadata = {"name": "marlaas-installation", "namespace": SYSTEM}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+def secret(texts: dict[str, str]) -> Body:
+    data = {name: base64.b64encode(text.encode()).decode() for name, text in texts.items()}
+    return body("v1", "Secret", SYSTEM, "marlaas-bus") | {"data": data}
 
 
 async def test_keys_are_made_once_and_go_with_the_installation():
     cluster = MemoryCluster(SYSTEM)
-    made = await cluster.create(owner())
+    made = await cluster.create(body("v1", "ConfigMap", SYSTEM, "marlaas-installation"))
     keys = await ensure_keys(cluster, installation())
     assert await ensure_keys(cluster, installation()) == keys
     secret = await cluster.get(SECRET)
@@ -53,20 +53,16 @@ async def test_an_external_bus_brings_its_own_keys():
     with pytest.raises(InvalidInput, match=r"marlaas-bus does not exist.*keys\.json"):
         await ensure_keys(cluster, external)
     keys = BusKeys.make()
-    data = {"keys.json": base64.b64encode(json.dumps(keys.dump()).encode()).decode()}
-    metadata = {"name": "marlaas-bus", "namespace": SYSTEM}
-    await cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    await cluster.create(secret({"keys.json": json.dumps(keys.dump())}))
     assert await ensure_keys(cluster, external) == keys
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
-    [({}, "has no key keys.json"), ({"keys.json": base64.b64encode(b"{}").decode()}, "missing operator, system")],
+    ("data", "words"), [({}, "has no key keys.json"), ({"keys.json": "{}"}, "missing operator, system")]
 )
 async def test_a_secret_without_keys_is_said_to_be_one(data, words):
     cluster = MemoryCluster(SYSTEM)
-    metadata = {"name": "marlaas-bus", "namespace": SYSTEM}
-    await cluster.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    await cluster.create(secret(data))
     with pytest.raises(InvalidInput, match=words):
         await ensure_keys(cluster, installation())
 

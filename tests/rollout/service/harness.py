@@ -15,6 +15,8 @@ from marlaas_worker.adapters import read_adapter, tensor_digests
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.service import serve_engine
 
+LAST = (messages.ReplyPhase.RESULT, messages.ReplyPhase.FAILED)
+
 
 @dataclass
 class Job:
@@ -30,18 +32,13 @@ class Job:
     def request(self, index=0, member=0, turn=0, **changes):
         group = train_group(self.document.ref, index)
         place = {"group": group, "member": member, "episode": episode_id(group, member, 1), "turn": turn}
-        said = {
-            "parent": turn - 1 if turn else None,
-            "append": (messages.ChatMessage(role="user", content=f"question {turn}"),),
-        }
+        question = messages.ChatMessage(role="user", content=f"question {turn}")
+        said = {"parent": turn - 1 if turn else None, "append": (question,)}
         fields = {**identity(self.document), "agent": "policy", **place, **said, "deadline_s": 60.0}
         return messages.GenerateRequest(**{**fields, **changes})
 
     def cancel(self, kind=messages.CancelRequest):
         return kind(**self.request().model_dump(include={"namespace", "job", "uid", "agent", "episode"}))
-
-    def keep(self):
-        return self.cancel(messages.KeepRequest)
 
 
 @dataclass
@@ -53,7 +50,7 @@ class Asked:
     def hear(self, reply):
         self.heard.append(reply)
         self.more.set()
-        if reply.phase in (messages.ReplyPhase.RESULT, messages.ReplyPhase.FAILED):
+        if reply.phase in LAST:
             self.over.set()
 
     @property
@@ -66,9 +63,8 @@ class Asked:
 
     async def until_it_says(self, doing):
         """The first heartbeat from now on that says that the request does this."""
-        return await self._next(
-            lambda reply: reply.phase is messages.ReplyPhase.HEARTBEAT and doing in reply.doing, len(self.heard)
-        )
+        beat = messages.ReplyPhase.HEARTBEAT
+        return await self._next(lambda reply: reply.phase is beat and doing in reply.doing, len(self.heard))
 
     async def _next(self, wanted, first=0):
         while True:
@@ -80,9 +76,7 @@ class Asked:
 
     async def end(self):
         await self.over.wait()
-        return next(
-            reply for reply in self.heard if reply.phase in (messages.ReplyPhase.RESULT, messages.ReplyPhase.FAILED)
-        )
+        return next(reply for reply in self.heard if reply.phase in LAST)
 
 
 @dataclass
@@ -126,10 +120,8 @@ class RolloutHarness(Harness):
         """Start a replica, whether or not it can ever serve."""
         context = await self.context(name)
         context = replace(context, scratch=self.scratch / f"{name}-{len(self.replicas)}", shares_cpu=self.shares_cpu)
-        task = asyncio.create_task(
-            serve_engine(context, scripted.POOL, tokenizer or scripted.CharacterTokenizer(), engine)
-        )
-        replica = Replica(name, engine, context, task)
+        serving = serve_engine(context, scripted.POOL, tokenizer or scripted.CharacterTokenizer(), engine)
+        replica = Replica(name, engine, context, asyncio.create_task(serving))
         self.replicas.append(replica)
         return replica
 

@@ -52,16 +52,6 @@ async def test_a_report_of_a_failure_counts_only_for_the_incarnation_that_failed
     assert (failures, engine.up) == (["first", "second"], False)
 
 
-async def test_a_request_under_which_the_engine_always_dies_is_refused(harness, make_engine):
-    engine = make_engine(deaths=3)
-    _, job = await harness.serving(engine)
-    reply = await harness.failure(job.request())
-    words = "the engine failed 3 times while it ran the prompt of turn uid1-t0-0-1.0; last: this request killed it"
-    assert (reply.retryable, reply.error, len(engine.calls)) == (False, words, 3)
-    assert not reply.stops_engine, "the engine generated nothing else: it may fail for another reason"
-    await harness.result(job.request())
-
-
 @pytest.mark.parametrize("places", [64, 2], ids=["places for all", "two places"])
 async def test_a_prompt_that_always_ends_the_engine_does_so_thrice_and_hits_others_once(harness, make_engine, places):
     engine = make_engine(limits={"max_num_seqs": places})

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import ReplyPhase
+from marlaas_api.messages import KeepRequest, ReplyPhase
 from marlaas_worker.rollout import requests
 
 
@@ -233,7 +233,7 @@ async def test_a_request_fails_at_its_deadline_unless_it_is_asked_again_or_kept(
     ):
         due = at() + job.request().deadline_s
         await asyncio.sleep(due - at() - 1.0)
-        async with harness.asking(job.keep()), harness.asking(asked_again):
+        async with harness.asking(job.cancel(KeepRequest)), harness.asking(asked_again):
             ended = await forgotten.end()
         assert (ended.phase, ended.retryable, ended.waits, at()) == (ReplyPhase.FAILED, True, True, due)
         assert "passed while it was being generated" in ended.error
