@@ -38,7 +38,7 @@ def test_images_are_those_of_values_yaml_or_of_a_registry_or_a_whole_worker_imag
     assert chart(say()) == {f"{part}.image": values[part]["image"] for part in ("operator", "worker", "nats")}
     registry = chart(say(CONTEXT="gke", IMAGES="registry.example.com/e2e/"))
     assert registry["nats.image"] == "registry.example.com/e2e/nats:1"
-    (_, own) = manifest("own-image")
+    *_, own = manifest("own-image")
     assert own["spec"]["environment"]["image"] == "registry.example.com/e2e/environment:1"
     whole = chart(say(CONTEXT="gke", WORKER="registry.example.com/worker:1"))
     assert whole["worker.image"] == "registry.example.com/worker:1"
