@@ -63,12 +63,13 @@ _CREDIT_NEEDS_GROUP = (
 _UNEQUAL_UPDATES = "updatesPerStep must divide groupsPerStep, so that every update trains as many groups; choose a divisor of groupsPerStep"
 _RLOO_HAS_NO_CLIP = "rloo has no clip: remove clip, or choose another algorithm; use correction to bound rloo's weights"
 _SFT_HAS_NO_REWARDS = (
-    "sft trains demonstrations, which have no rewards and no sampling policy: remove baseline, clip, kl, entropy, correction, overlong and "
+    "sft trains demonstrations, which have no rewards and no sampling policy: remove baseline, credit, clip, kl, entropy, correction, overlong and "
     "data.skip, or choose another algorithm"
 )
 _SFT_RULE = (
     "!has(self.algorithm) || self.algorithm != 'sft' || ("
     "(!has(self.baseline) || !has(self.baseline.type) || self.baseline.type == 'group') "
+    "&& (!has(self.credit) || !has(self.credit.type) || self.credit.type == 'episode') "
     "&& (!has(self.clip) || (!has(self.clip.low) && !has(self.clip.high))) "
     "&& (!has(self.kl) || !has(self.kl.coefficient) || self.kl.coefficient == 0.0) "
     "&& (!has(self.entropy) || !has(self.entropy.coefficient) || self.entropy.coefficient == 0.0) "
@@ -319,7 +320,8 @@ class TrainingSpec(Spec):
         """Whether a setting needs rewards, or a policy that has sampled the tokens."""
         clip, overlong = self.clip, self.overlong
         terms = (self.kl.coefficient, self.entropy.coefficient, self.correction.type, overlong.tokens, overlong.filter)
-        return self.baseline.type != "group" or clip != ClipSpec() or any(terms) or self.data.skip is not None
+        is_weighed = self.baseline.type != "group" or self.credit.type != "episode"
+        return is_weighed or clip != ClipSpec() or any(terms) or self.data.skip is not None
 
 
 class SuiteSpec(Spec):

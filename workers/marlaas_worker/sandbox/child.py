@@ -77,7 +77,7 @@ def played(environment: Environment, connection: socket.socket) -> dict[str, Any
             "tool_error": outcome.tool_error[-MAX_FAULT_TEXT:],
             "content": digest_of(*task.drawn) if task.drawn else "",
             "answer": outcome.answer,
-            "compared_by": outcome.data if environment.compares else None,
+            "compared_by": outcome.data if environment.compares and play is play_episode else None,
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
             "turn_rewards": [
                 {"agent": agent, "turn": turn, "reward": reward}

@@ -128,7 +128,7 @@ class Weighing:
         is_episode = isinstance(key, str)
         if self.has_baseline and is_episode:
             return [reward - baselines.get(str(key), 0.0) for reward in rewards]
-        if self.credit.type == "episode" or not is_episode:
+        if self.credit.type == "episode" or self.estimator == "none" or not is_episode:
             return advantages(self.estimator, rewards)
         return self._by_turn(members, rewards)
 
