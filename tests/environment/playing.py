@@ -32,6 +32,7 @@ def chat_completions(answers):
             status, text = next(left)
             message = {"choices": text and [{"message": {"content": text}}], "usage": {"total_tokens": 12}}
             self.send_response(status)
+            self.send_header("Location", "/elsewhere")
             self.end_headers()
             self.wfile.write(json.dumps(message).encode() if status == HTTPStatus.OK else text.encode())
 

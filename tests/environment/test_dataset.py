@@ -142,6 +142,19 @@ def test_a_judge_of_the_job_gives_a_number_or_fails(replies, expected):
         assert judged(replies, agent="judge").metrics["judge"] == expected
 
 
+def test_a_judge_without_its_key_is_the_environments_fault_and_the_only_other_agent_plays():
+    with pytest.raises(InvalidInput, match="the environment has no variable NO_KEY"):
+        judged([], url="http://127.0.0.1:1", model="m", key="NO_KEY")
+    judge = {"prompt": "x", "agent": "judge"}
+    code = resolve("dataset", {**ARGS, "rewards": [{"judge": judge}]})
+    code.check_agents(["judge", "policy"])
+    for names in (["policy"], ["a", "b", "judge"]):
+        with pytest.raises(InvalidInput, match="judge"):
+            code.check_agents(names)
+    with pytest.raises(InvalidInput, match="'dataset' takes one agent, but the job has a, b"):
+        resolve("dataset", ARGS).check_agents(["a", "b"])
+
+
 @pytest.mark.parametrize(("answers", "expected"), rows(__file__, "data_services"))
 def test_a_judges_service_is_asked_again_unless_it_refuses(answers, expected, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "sesame")

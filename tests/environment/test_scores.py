@@ -1,5 +1,6 @@
 """Accepted rewards and metrics, for every way of giving them, unscored episodes, and rubrics by hand-worked numbers."""
 
+import asyncio
 import math
 from fractions import Fraction
 
@@ -9,7 +10,7 @@ import torch
 from tests.environment.playing import OrderedReplies, played
 from tests.tables import rows
 
-from marlaas.environment import Agents, Reply, Score
+from marlaas.environment import Agents, Reply, Score, ServiceFailed
 from marlaas.envs.extraction import extractor
 from marlaas.episode_state import EpisodeState
 from marlaas.rewards import Rubric, answer_reward, format_reward, length_penalty
@@ -60,6 +61,24 @@ def test_numbers_of_every_library_are_rewards_whichever_way_they_are_given(way, 
     assert set(given) == {0.5}
     assert all(type(reward) is float for reward in given)
     assert outcome.is_scored
+
+
+def test_a_failed_service_is_no_fault_of_the_policy_also_within_a_tool_and_among_tasks():
+    def play(task, agents):
+        with agents.a.tool():
+            raise ServiceFailed("away")
+
+    async def search(agent):
+        async with agent.tool():
+            raise ServiceFailed("away")
+
+    async def play_tasks(task, agents):
+        async with asyncio.TaskGroup() as group:
+            group.create_task(search(agents.a))
+
+    for code in (play, play_tasks):
+        with pytest.raises(ServiceFailed, match="away"):
+            played(code)
 
 
 def test_rewards_of_turns_are_added_to_the_episodes_and_a_candidate_has_its_own():

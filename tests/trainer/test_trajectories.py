@@ -120,7 +120,7 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
 
 @pytest.mark.parametrize(("credit", "expected"), rows(__file__, "credit"))
 async def test_tokens_have_the_advantage_of_their_turn(harness, credit, expected):
-    """Both members have turns 0 and 1, of which the second member's second one was shown something else."""
+    """Both members have turns 0 and 1. The prompt before turn 1 differs between them."""
     for made in (turn(0), turn(1, 0), turn(0, **SECOND), turn(1, 0, prompt_ids=pack_ids([7]), **SECOND)):
         await harness.publish_turn(made)
     rewards = [TurnReward(turn=0, reward=1.0), TurnReward(turn=1, reward=0.0)]

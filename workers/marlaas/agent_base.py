@@ -7,7 +7,16 @@ from operator import index
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from marlaas.chat_messages import message_of, tool_text
-from marlaas.environment_types import InvalidTurn, Message, Reply, ToolError, TurnLimit, TurnRequest, UnknownAgent
+from marlaas.environment_types import (
+    InvalidTurn,
+    Message,
+    Reply,
+    ServiceFailed,
+    ToolError,
+    TurnLimit,
+    TurnRequest,
+    UnknownAgent,
+)
 from marlaas.episode_state import EpisodeState, OpenTurn
 from marlaas.scores import number
 from marlaas_api.errors import InvalidInput
@@ -230,10 +239,10 @@ class Candidate(Generic[A]):
 
 @contextlib.contextmanager
 def as_tool_error() -> Iterator[None]:
-    """Turn an exception in a tool call of the policy into a ToolError. The SDK's own errors are the environment's, also there."""
+    """Turn an exception in a tool call of the policy into a ToolError. The SDK's own errors, and failed services, are no fault of the policy."""
     try:
         yield
-    except (TurnLimit, ToolError, InvalidInput):
+    except (TurnLimit, ToolError, InvalidInput, ServiceFailed):
         raise
     except (Exception, SystemExit) as error:
         raise ToolError(f"{type(error).__name__}: {error}") from error

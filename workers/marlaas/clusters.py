@@ -4,6 +4,7 @@ Everything goes through kubectl, as with the commands: its kubeconfig, its login
 """
 
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marlaas.cluster.errors import ClusterSilent
 from marlaas.cluster.fetching import fetch, published
 from marlaas.cluster.kubectl import ClusterTarget, Kubectl
 from marlaas.cluster.orchestrator_pod import output_of
@@ -93,16 +95,23 @@ class ClusterJob:
         return self._view().status or RLJobStatus()
 
     def wait(self, timeout_s: float | None = None) -> RLJobStatus:
-        """Wait until the job has succeeded, and return its status.
+        """Wait until the job has succeeded, and return its status. An API server that does not answer is asked again.
 
         Raises:
             JobFailed: it has failed.
             TimeoutError: it goes on after `timeout_s` seconds.
         """
-        begun = time.monotonic()
-        while (status := self.status()).phase not in _FINAL:
+        begun, status, silence = time.monotonic(), RLJobStatus(), ""
+        while True:
+            try:
+                status, silence = self.status(), ""
+            except ClusterSilent as error:  # asked again, as by `marlaas watch`
+                silence = f"; {error}"
+            if status.phase in _FINAL:
+                break
             if timeout_s is not None and time.monotonic() - begun > timeout_s:
-                raise TimeoutError(f"{self.name} goes on after {timeout_s:g} s: {status.phase}: {status.reason}")
+                said = f"{status.phase}: {status.reason}{silence}"
+                raise TimeoutError(f"{self.name} goes on after {timeout_s:g} s: {said}")
             time.sleep(POLL_S if timeout_s is None else min(POLL_S, timeout_s))
         if status.phase == "Failed":
             raise JobFailed(self.name, status)
@@ -149,12 +158,13 @@ class ClusterJob:
     def _records(self) -> Iterator[Record]:
         seen: list[Record] = []
         while True:
-            is_last = self.status().phase in _FINAL
-            fresh = self._read(seen)
-            seen += fresh
-            yield from fresh
-            if is_last:
-                return
+            with contextlib.suppress(ClusterSilent):  # asked again
+                is_last = self.status().phase in _FINAL
+                fresh = self._read(seen)
+                seen += fresh
+                yield from fresh
+                if is_last:
+                    return
             time.sleep(POLL_S)
 
     def _read(self, seen: Sequence[Record]) -> list[Record]:

@@ -6,13 +6,13 @@ so a process that is killed in between tells it again.
 
 import json
 import os
-import urllib.request
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 
+from marlaas.http_post import post_json
 from marlaas_api.errors import InvalidInput, Retryable
 from marlaas_api.messages import JobDocument, Phase, Progress
 from marlaas_api.messages.job_spec import NotifySettings
@@ -118,13 +118,6 @@ def body_of(text: str) -> bytes:
     return json.dumps({"text": escaped}).encode()
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follow no redirect: it would repeat a POST as a GET, or lead to an address inside the cluster."""
-
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
 Post = Callable[[str, str], None]
 """Post a text to a URL. Raises WebhookFailed."""
 
@@ -132,8 +125,7 @@ Post = Callable[[str, str], None]
 def post(url: str, text: str) -> None:
     """Post a text. Raises WebhookFailed, whose text does not have the URL."""
     try:
-        request = urllib.request.Request(url, body_of(text), {"Content-Type": "application/json"}, method="POST")
-        urllib.request.build_opener(_NoRedirect).open(request, timeout=TIMEOUT_S).close()
+        post_json(url, body_of(text), TIMEOUT_S)
     except HTTPError as error:
         error.close()
         raise WebhookFailed(f"the webhook answered with status {error.code}") from None

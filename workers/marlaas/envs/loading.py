@@ -114,6 +114,8 @@ class EnvironmentCode:
                 f"{what} takes one agent, but the job has {len(agents)} ({', '.join(agents)}): remove the others, or name the second "
                 "parameter of `play` `agents` to receive all of them by name"
             )
+        if self.name in BUILTINS and (check := getattr(self.target, "check_agents", None)) is not None:
+            check(agents, **self.args)
         needed = self.needed_agents()
         agents_of = getattr(self.target, "agents_of", None)
         if agents_of is not None and not callable(agents_of):

@@ -15,7 +15,7 @@ from typing import Literal
 
 from marlaas.agent_base import AgentBase
 from marlaas.environment import Agents, Score, Task, ToolError, TurnLimit
-from marlaas.environment_types import Play, UnknownAgent
+from marlaas.environment_types import Play, ServiceFailed, UnknownAgent
 from marlaas.envs.loading import Environment
 from marlaas.episode_state import EpisodeState
 from marlaas.scores import InvalidScore, data_text, metrics, number
@@ -148,10 +148,14 @@ async def _started(environment: Environment, task: Task, agents: Mapping[str, Ag
 
 
 def _end_of(group: BaseExceptionGroup[BaseException]) -> TurnLimit | ToolError:
-    """Return the end of an episode whose tasks have failed together (asyncio.TaskGroup). Raises the group if the policy did not cause it all."""
+    """Return the end of an episode whose tasks have failed together (asyncio.TaskGroup).
+
+    If the policy did not cause it all, raises the ServiceFailed that did, or the group.
+    """
     causes, others = group.split((TurnLimit, ToolError))
     if others is not None:
-        raise group
+        services, rest = others.split(ServiceFailed)
+        raise group if services is None or rest is not None else first_cause(services)
     failed = group.subgroup(ToolError)
     end = first_cause(failed or group)
     assert isinstance(end, TurnLimit | ToolError), causes

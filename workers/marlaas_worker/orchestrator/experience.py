@@ -179,8 +179,10 @@ class Experience:
         )
 
     def _has_signal(self, compared: Sequence[TrajectoryRef]) -> bool:
-        if self._credit.type == "episode" or has_signal(_rewards(compared)):
-            return has_signal(_rewards(compared))
+        if has_signal(_rewards(compared)):
+            return True
+        if self._credit.type == "episode":
+            return False
         rewards = [[turn.reward for turn in one.turn_rewards] for one in compared]
         returns = [
             turn_returns(own, one.reward, self._credit.discount) for own, one in zip(rewards, compared, strict=True)

@@ -90,10 +90,7 @@ class Weighing:
 
     def rewards(self, members: Iterable[Trajectory]) -> dict[Hashable, list[float]]:
         """Return the rewards, by what they are compared with."""
-        found: dict[Hashable, list[float]] = {}
-        for member in members:
-            found.setdefault(member.compared_with, []).append(self.reward(member))
-        return found
+        return {key: [self.reward(member) for member in own] for key, own in _together(members).items()}
 
     def segments(
         self, groups: Sequence[Sequence[Trajectory]], baselines: Mapping[str, float] | None = None
@@ -105,9 +102,7 @@ class Weighing:
         Args:
             baselines: by agent, with `has_baseline`; 0 for an agent without one.
         """
-        together: dict[Hashable, list[Trajectory]] = {}
-        for member in (one for group in groups for one in group):
-            together.setdefault(member.compared_with, []).append(member)
+        together = _together(member for group in groups for member in group)
         values = {key: iter(self._advantages(key, own, baselines or {})) for key, own in together.items()}
         weighed = [[(member, next(values[member.compared_with])) for member in group] for group in groups]
         return [
@@ -150,6 +145,14 @@ class Weighing:
     def trains(self, member: Trajectory) -> bool:
         """Return whether a trajectory is part of the loss."""
         return not (self.filter_overlong and member.is_truncated)
+
+
+def _together(members: Iterable[Trajectory]) -> dict[Hashable, list[Trajectory]]:
+    """Return the trajectories by what they are compared with."""
+    found: dict[Hashable, list[Trajectory]] = {}
+    for member in members:
+        found.setdefault(member.compared_with, []).append(member)
+    return found
 
 
 def _state(member: Trajectory, turn: int) -> bytes:

@@ -62,13 +62,18 @@ class Dataset:
     @staticmethod
     def agents(**args: Any) -> tuple[str, ...]:
         """Return the agents that the job must have: the judge, if it is one of the job's."""
-        judge = next((one.judge for one in parsed(args).rewards if one.judge is not None), None)
-        return () if judge is None or judge.agent is None else (judge.agent,)
+        judge = _judge_of(parsed(args))
+        return () if judge is None else (judge,)
+
+    @staticmethod
+    def check_agents(agents: Sequence[str], **args: Any) -> None:
+        """Raise UnknownAgent unless the job has one agent beside the judge."""
+        player(agents, _judge_of(parsed(args)))
 
     def play(self, task: Task, agents: Agents) -> Score:
         """Ask for a reply to the row's prompt, and score it."""
+        agent = agents[player(agents, _judge_of(self.settings))]
         judge = None if self.rewards is None else self.rewards.judge
-        agent: Any = player(agents, judge)
         found = self._row(task)
         task.drawn.append(found.rendered.text)
         if self.rewards is None:
@@ -81,8 +86,7 @@ class Dataset:
 
     def _score_group(self, task: Task, plays: Sequence[Play]) -> list[Score]:
         assert self.rewards is not None
-        judge = None if self.rewards.judge is None else self.rewards.judge.settings.agent
-        (agent,) = {name for one in plays for name in one.rewards} - {judge}
+        agent = player(plays[0].rewards, _judge_of(self.settings))
         return self.rewards.compare(plays, self._row(task), agent)
 
     def _row(self, task: Task) -> TaskRow:
@@ -101,6 +105,11 @@ class Dataset:
         found = self._row(task)
         task.drawn.append(found.rendered.text)
         return found.rendered.conversation
+
+
+def _judge_of(settings: Settings) -> str | None:
+    """Return the agent of the job that judges; None if there is none."""
+    return next((one.judge.agent for one in settings.rewards if one.judge is not None), None)
 
 
 def tasks_of(settings: Settings) -> Tasks:

@@ -6,10 +6,10 @@ A judge that fails is never a reward: the episode is a fault of the infrastructu
 import json
 import os
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 
 from marlaas.agent_base import AgentBase
 from marlaas.environment import Reply, ServiceFailed, TurnLimit
@@ -17,6 +17,8 @@ from marlaas.environment_types import UnknownAgent
 from marlaas.envs.dataset.settings import JudgeSettings
 from marlaas.envs.dataset.templates import Template
 from marlaas.envs.extraction import extractor
+from marlaas.http_post import post_json
+from marlaas_api.errors import InvalidInput
 
 _RETRIED = (408, 409, 425, 429)
 _SERVER_ERROR = 500
@@ -63,53 +65,50 @@ class Judge:
             raise ServiceFailed(f"the judge {agent.name!r} has no turn left: raise rollout.maxTurns") from limit
 
     def _ask_service(self, prompt: str) -> Answer:
-        """Raises ServiceFailed."""
-        request = self._request(prompt)
+        """Raises ServiceFailed, InvalidInput (the key is missing)."""
+        headers, body = self._headers(), self._body(prompt)
+        url = f"{str(self.settings.url).rstrip('/')}/chat/completions"
         for attempt in range(self.settings.attempts):
             if attempt:
                 time.sleep(min(_LONGEST_PAUSE_S, self.settings.pause_s * 2 ** (attempt - 1)))
             try:
-                with urllib.request.urlopen(request, timeout=self.settings.timeout_s) as response:
-                    answer = json.load(response)
-                return str(answer["choices"][0]["message"]["content"]), float(
-                    (answer.get("usage") or {}).get("total_tokens", 0)
-                )
-            except urllib.error.HTTPError as error:
+                answer = json.loads(post_json(url, body, self.settings.timeout_s, headers))
+                tokens = float((answer.get("usage") or {}).get("total_tokens", 0))
+                return str(answer["choices"][0]["message"]["content"]), tokens
+            except HTTPError as error:
                 problem = f"{error.code} {error.reason}: {error.read(_SHOWN).decode(errors='replace')}"
                 if error.code not in _RETRIED and error.code < _SERVER_ERROR:
                     break
-            except (OSError, ValueError, LookupError, TypeError) as error:  # OSError: also no connection, and a timeout
+            except (OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError) as error:
                 problem = f"{type(error).__name__}: {error}"
         raise ServiceFailed(f"the judge at {self.settings.url} does not answer: {problem}")
 
-    def _request(self, prompt: str) -> urllib.request.Request:
-        settings = self.settings
-        headers = {"Content-Type": "application/json"}
-        if settings.key is not None:
-            if not os.environ.get(settings.key):
-                raise ServiceFailed(
-                    f"the judge's key is missing: the environment has no variable {settings.key} (docs/reference/environments.md, Variables and keys)"
-                )
-            headers["Authorization"] = f"Bearer {os.environ[settings.key]}"
-        body = {
-            "model": settings.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": settings.max_tokens,
-        }
-        url = f"{str(settings.url).rstrip('/')}/chat/completions"
-        return urllib.request.Request(url, json.dumps(body).encode(), headers)
+    def _headers(self) -> dict[str, str]:
+        if self.settings.key is None:
+            return {}
+        if not os.environ.get(self.settings.key):
+            text = f"the judge's key is missing: the environment has no variable {self.settings.key}"
+            raise InvalidInput(f"{text} (docs/reference/environments.md, Variables and keys)")
+        return {"Authorization": f"Bearer {os.environ[self.settings.key]}"}
+
+    def _body(self, prompt: str) -> bytes:
+        messages = [{"role": "user", "content": prompt}]
+        limits = {"temperature": 0, "max_tokens": self.settings.max_tokens}
+        return json.dumps({"model": self.settings.model, "messages": messages, **limits}).encode()
 
 
-def player(agents: Mapping[str, AgentBase], judge: Judge | None) -> AgentBase:
-    """Return the agent that plays: the only one that is no judge. Raises UnknownAgent."""
-    name = None if judge is None else judge.settings.agent
-    players = [agent for agent in agents if agent != name]
+def player(agents: Iterable[str], judge: str | None) -> str:
+    """Return the name of the agent that plays: the only one that is no judge. Raises UnknownAgent.
+
+    Args:
+        judge: agent of the job; None: there is none.
+    """
+    names = list(agents)
+    players = [name for name in names if name != judge]
     if len(players) != 1:
-        raise UnknownAgent(
-            f"environment 'dataset' takes one agent{'' if name is None else f' beside the judge {name!r}'}, but the job has {', '.join(agents)}"
-        )
-    return agents[players[0]]
+        beside = "" if judge is None else f" beside the judge {judge!r}"
+        raise UnknownAgent(f"environment 'dataset' takes one agent{beside}, but the job has {', '.join(names)}")
+    return players[0]
 
 
 def _number(text: str | None) -> float | None:
