@@ -4,11 +4,11 @@ import json
 import threading
 from contextlib import contextmanager
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from inspect import iscoroutinefunction
 from typing import Any
 
 from openai import OpenAI
+from tests.http_server import served
 from tests.tables import data
 
 from marlaas.environment import Agents, Split, Task, TurnLimit
@@ -25,26 +25,14 @@ def chat_completions(answers):
     """A service that gives these answers (status, text; None: no message), its URL, and what it is asked."""
     left, asked = iter(answers), []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append({**body, "key": self.headers["Authorization"]})
-            status, text = next(left)
-            message = {"choices": text and [{"message": {"content": text}}], "usage": {"total_tokens": 12}}
-            self.send_response(status)
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
-            self.wfile.write(json.dumps(message).encode() if status == HTTPStatus.OK else text.encode())
+    def answer(request, body):
+        asked.append({**json.loads(body), "key": request.headers["Authorization"]})
+        status, text = next(left)
+        message = {"choices": text and [{"message": {"content": text}}], "usage": {"total_tokens": 12}}
+        return status, json.dumps(message).encode() if status == HTTPStatus.OK else text.encode()
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-        server.shutdown()
-        thread.join()
+    with served(answer) as url:
+        yield f"{url}/v1", asked
 
 
 def first_task(split=Split.TRAIN):

@@ -1,13 +1,12 @@
 """Messages to a webhook that is a real HTTP server: their form, what is shown of a failure, and each once over runs."""
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from tests.harness import a_progress, job_document
+from tests.http_server import served
 from tests.tables import rows
 
 from marlaas.local.messages import RunNotifier
@@ -30,26 +29,14 @@ class Receiver:
 def receiver(monkeypatch) -> Iterator[Receiver]:
     made = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            made.got.append((self.command, self.headers["Content-Type"], json.loads(body)))
-            self.send_response(made.status)
-            self.send_header("Location", "/elsewhere")
-            self.end_headers()
+    def answer(request, body):
+        made.got.append((request.command, request.headers["Content-Type"], json.loads(body)))
+        return made.status, b""
 
-        do_GET = do_POST  # noqa: N815 (a redirect that is followed would fail here)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    made.url = f"http://127.0.0.1:{server.server_port}/services/hunter2"
-    monkeypatch.setenv("MARLAAS_WEBHOOK_1", made.url)
-    yield made
-    server.shutdown()
-    server.server_close()
+    with served(answer) as url:
+        made.url = f"{url}/services/hunter2"
+        monkeypatch.setenv("MARLAAS_WEBHOOK_1", made.url)
+        yield made
 
 
 def test_a_message_is_json_in_slacks_form_and_mentions_nobody(receiver):
