@@ -8,8 +8,8 @@ import yaml
 from tests.harness import changed, job_document
 
 from marlaas_api.messages.agent_settings import InitSettings, NameRef, PolicySettings, SftSettings
-from marlaas_api.messages.job_spec import BaselineSettings
 from marlaas_api.messages.packed import PackedArgs
+from marlaas_api.messages.training_settings import BaselineSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "agents"
 TEAM = ("solver", "verifier")

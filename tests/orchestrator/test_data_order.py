@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.tables import rows
 
 from marlaas_api.messages import Difficulty, TaskOutcome
-from marlaas_api.messages.job_spec import DataSettings
+from marlaas_api.messages.training_settings import DataSettings
 from marlaas_worker.orchestrator.data_order import DataOrder, Walk, permuted
 
 SOLVED, HOPELESS, VARIED = Difficulty.SOLVED, Difficulty.HOPELESS, Difficulty.VARIED

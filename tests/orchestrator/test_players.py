@@ -9,7 +9,7 @@ from tests.tables import rows
 
 from marlaas_api.messages import Choice, GroupOutcome, IssueLedger, PolicyRecord
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
-from marlaas_api.messages.job_spec import CreditSettings
+from marlaas_api.messages.training_settings import CreditSettings
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup, Experience, difficulty
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.recorded_totals import History

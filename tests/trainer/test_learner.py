@@ -11,7 +11,7 @@ from tests.rl.papers import CAP, FORMS
 from tests.tables import rows
 from tests.trainer.harness import VOCABULARY, assignment_of, job
 
-from marlaas_api.messages.job_spec import OptimizerSettings
+from marlaas_api.messages.training_settings import OptimizerSettings
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 from marlaas_worker.trainer.batching import pack
 from marlaas_worker.trainer.learner import Learner

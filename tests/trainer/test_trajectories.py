@@ -12,7 +12,7 @@ from tests.tables import rows
 
 from marlaas_api import wire
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn, TurnReward
-from marlaas_api.messages.job_spec import BaselineSettings, CreditSettings
+from marlaas_api.messages.training_settings import BaselineSettings, CreditSettings
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer.trajectories import (
     Expectation,

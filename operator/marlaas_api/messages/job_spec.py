@@ -8,12 +8,12 @@ from pydantic import AfterValidator, Field, StringConstraints
 from marlaas_api.messages.agent_settings import (
     AgentSettings,
     AgentTrainingSettings,
-    EntropySettings,
     NameRef,
     SftSettings,
 )
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
+from marlaas_api.messages.training_settings import ReferenceSettings, TrainingSettings
 from marlaas_api.names import eval_index, group_token
 from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
@@ -23,21 +23,6 @@ QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
 LEAST_TURN_S, MAX_TURN_S = 120.0, 86400.0
 SECONDS_PER_TOKEN = 0.5
 """Of a turn without a timeout of its own. Engines that generate less than two tokens per second for a request are overloaded."""
-
-
-class BaselineSettings(SpecPart):
-    """What an episode's reward is compared with."""
-
-    type: Literal["group", "running-mean"] = "group"
-    decay: float = 0.9
-
-
-class CreditSettings(SpecPart):
-    """How rewards are credited to turns."""
-
-    type: Literal["episode", "turn", "state"] = "episode"
-    discount: float = 1.0
-    weight: float = 1.0
 
 
 class EgressRule(SpecPart):
@@ -115,125 +100,6 @@ class SamplingSettings(SpecPart):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     chat_template: ChatTemplateSettings = ChatTemplateSettings()
-
-
-class OptimizerSettings(SpecPart):
-    """AdamW and its learning rate."""
-
-    learning_rate: float = 1e-4
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
-    min_learning_rate_ratio: float | None = None
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-
-
-class ClipSettings(SpecPart):
-    """Bounds of the clipped ratio. None: the algorithm's own."""
-
-    low: float | None = None
-    high: float | None = None
-
-
-class ReferenceSettings(SpecPart):
-    """Reference policy of the KL penalty. Neither field: version 0."""
-
-    path: str | None = None
-    versions_behind: int | None = None
-
-
-class KlSettings(SpecPart):
-    """KL penalty."""
-
-    coefficient: float = 0.0
-    added_to: Literal["loss", "reward"] = "loss"
-    estimator: Literal["k1", "k2", "k3"] | None = None
-    reference: ReferenceSettings = ReferenceSettings()
-
-
-class CorrectionSettings(SpecPart):
-    """Correction for the ratio trainer/sampler. None: the algorithm's own."""
-
-    type: Literal["truncated", "masked-token", "masked-sequence", "icepop", "none"] | None = None
-    cap: float | None = None
-    floor: float | None = None
-
-
-class OverlongSettings(SpecPart):
-    """Treatment of overlong replies."""
-
-    tokens: int = 0
-    filter: bool = False
-
-
-class SkipSettings(SpecPart):
-    """Rules for skipping tasks without signal."""
-
-    after: int = 1
-    passes: int = 2
-    max_share: float = 0.5
-    solved_reward: float = 0.5
-
-
-class DataSettings(SpecPart):
-    """The training tasks and their order."""
-
-    tasks: int | None = None
-    order: Literal["sequential", "shuffled"] = "sequential"
-    skip: SkipSettings | None = None
-
-
-class TrainingSettings(SpecPart):
-    """Algorithm, loss, optimizer and data."""
-
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"] = "dapo"
-    steps: int
-    groups_per_step: int = 8
-    updates_per_step: int = 1
-    epochs: int = 1
-    microbatch_tokens: int = 4096
-    optimizer: OptimizerSettings = OptimizerSettings()
-    max_staleness: int = 1
-    deterministic: bool | None = None
-    max_refill: int = 2
-    flat_groups: Literal["excluded", "counted"] = "excluded"
-    ratio: Literal["proximal", "behaviour"] = "proximal"
-    clip: ClipSettings = ClipSettings()
-    baseline: BaselineSettings = BaselineSettings()
-    credit: CreditSettings = CreditSettings()
-    kl: KlSettings = KlSettings()
-    entropy: EntropySettings = EntropySettings()
-    correction: CorrectionSettings = CorrectionSettings()
-    overlong: OverlongSettings = OverlongSettings()
-    data: DataSettings = DataSettings()
-    seed: int = 0
-
-    @property
-    def has_running_baseline(self) -> bool:
-        """Whether rewards are compared with a running mean, so that every episode has an advantage."""
-        return self.baseline.type == "running-mean"
-
-    @property
-    def credits_turns(self) -> bool:
-        """Whether turns have advantages of their own."""
-        return self.credit.type != "episode"
-
-    @property
-    def groups_per_update(self) -> int:
-        """Number of groups in one optimizer update."""
-        return self.groups_per_step // self.updates_per_step
-
-    @property
-    def has_several_updates(self) -> bool:
-        """Whether a step is more than one optimizer update."""
-        return self.updates_per_step * self.epochs > 1
-
-    @property
-    def is_deterministic(self) -> bool:
-        """Whether the trainer uses deterministic kernels only: a strict job does, unless it says otherwise."""
-        return self.max_staleness == 0 if self.deterministic is None else self.deterministic
 
 
 class SuiteSettings(SpecPart):

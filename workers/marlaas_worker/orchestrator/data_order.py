@@ -13,7 +13,7 @@ resting saves the sampling.
 from dataclasses import dataclass, replace
 
 from marlaas_api.messages import Difficulty, TaskOutcome
-from marlaas_api.messages.job_spec import DataSettings, SkipSettings
+from marlaas_api.messages.training_settings import DataSettings, SkipSettings
 from marlaas_api.names import derive_seed
 
 _ROUNDS = 4

@@ -18,7 +18,7 @@ from marlaas_api.messages import (
     TurnReward,
 )
 from marlaas_api.messages.agent_settings import AgentSettings, own_weight, trained_reward
-from marlaas_api.messages.job_spec import CreditSettings
+from marlaas_api.messages.training_settings import CreditSettings
 from marlaas_api.names import group_token
 from marlaas_worker.rl.advantages import has_signal
 from marlaas_worker.rl.credit import has_turn_signal, turn_returns

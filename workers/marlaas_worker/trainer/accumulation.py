@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from marlaas_api.messages.job_spec import TrainingSettings
+from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack, padded_tokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
-from marlaas_api.messages.job_spec import TrainingSettings
+from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.trainer.compute_queue import ComputeAccount
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from marlaas_api.messages import Probe, UntrainedCause
-from marlaas_api.messages.job_spec import TrainingSettings
+from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.calibration import ids_of
 from marlaas_worker.device_errors import OutOfMemory

@@ -15,7 +15,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from marlaas_api.errors import Permanent
-from marlaas_api.messages.job_spec import OptimizerSettings
+from marlaas_api.messages.training_settings import OptimizerSettings
 from marlaas_worker.tensor_file import write_tensors
 
 MAX_SKIPPED = 3

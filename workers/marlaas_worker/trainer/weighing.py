@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from marlaas_api.messages import Turn
-from marlaas_api.messages.job_spec import BaselineSettings, CreditSettings, TrainingSettings
+from marlaas_api.messages.training_settings import BaselineSettings, CreditSettings, TrainingSettings
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
 from marlaas_worker.rl.algorithms import ALGORITHMS
