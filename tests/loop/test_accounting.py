@@ -76,7 +76,7 @@ def test_the_jobs_of_a_tenant_and_those_that_it_deleted_add_up_to_its_total(crow
 
 
 def test_engine_and_slot_seconds_are_those_that_the_replica_reported(crowd):
-    """A version of an ended job keeps its slot until another version needs it. These seconds are charged to no agent."""
+    """A version of an ended job keeps its slot until another version needs it. These seconds are charged to nobody."""
     (report,) = (one for one in crowd.reports if one.role == "rollout")
     assert sum(report.job_engine_s.values()) == pytest.approx(report.busy_s, rel=1e-3)
     slot_s = [seconds for agents in report.agent_slot_s.values() for seconds in agents.values()]

@@ -158,10 +158,16 @@ class OrchestratorHarness(Harness):
         await asyncio.sleep(TRAIN_S)
         document = trained.document
         version, step = record.version + 1, closed.step if closed else -1
-        made = {"step": step, "parent": record.manifest, "consumed": names, "metrics": self.step_metrics}
+        made = {
+            "step": step,
+            "parent": record.manifest,
+            "consumed": names,
+            "metrics": self.step_metrics,
+            "train_s": 1.5,
+        }
         manifest = a_manifest(document, version, agent=trained.agent.name, **made)
         ref = await self.blobs.put("team-a/manifests", "manifest", encode(manifest))
-        held = {"epoch": 1, "holder": "t", "train_s": 1.5}
+        held = {"epoch": 1, "holder": "t"}
         fresh = PolicyRecord(uid=document.uid, version=version, manifest=ref, step=step, **held)
         await self.put(subjects.POLICY, trained.policy_key, fresh)
         await self.report(document, version)

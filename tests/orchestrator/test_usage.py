@@ -81,7 +81,7 @@ async def test_use_that_a_replica_reports_after_the_end_of_a_job_counts(harness,
     async with harness.orchestrating():
         last = await harness.progress(job, lambda found: found.accelerator_s > 0)
     assert (last.phase, last.finished_at, last.accelerator_s) == (Phase.SUCCEEDED, ended.finished_at, 2.5)
-    assert last.amounts.unrecorded_tokens == 40
+    assert (last.amounts.unrecorded_tokens, last.usage["policy"].slot_s) == (40, 99.0)
 
 
 @pytest.fixture

@@ -277,9 +277,12 @@ def test_every_version_counts_for_its_agent_from_its_load_until_its_slot_is_free
     seconds.end_all(17.0)
     assert seconds.totals(20.0) == {"a": {"policy": 10.0, "critic": 4.5}, "b": {"policy": 4.0}}
     seconds.begin(version("a", 2), 25.0)
+    for served, now in ((["b"], 26.0), (["a"], 30.0)):
+        seconds.serve(served, now)
+    assert seconds.totals(32.0)["a"] == {"policy": 13.0, "critic": 4.5}, "nobody pays for what an idle slot still holds"
     seconds.forget(["a"])
-    seconds.end(version("a", 2).engine_name, 29.0)
-    assert seconds.totals(30.0) == {"b": {"policy": 4.0}}
+    seconds.end(version("a", 2).engine_name, 33.0)
+    assert seconds.totals(34.0) == {"b": {"policy": 4.0}}
 
 
 PROMPT = np.array([1, 2], np.int32)

@@ -21,9 +21,8 @@ class PolicyRecord(BusMessage):
     """Current state of an agent's policy; KV `policy`. Version and epoch only grow; it changes only by compare-and-set.
 
     epoch: incremented by every bind; a trainer with an older epoch cannot commit. step: the last step that the trainer
-    has finished (-1: version 0). untrained: the latest of these steps that made no version, oldest first. manifest: None until version 0 is published. train_s: seconds that the trainer computed
-    since the previous version. It is not in the manifest, because a retried commit must produce the same manifest byte
-    for byte. adapter_bytes: of the adapter files and manifests of all versions, which are kept as long as the job. state_bytes: of the
+    has finished (-1: version 0). untrained: the latest of these steps that made no version, oldest first. manifest: None until version 0 is published.
+    adapter_bytes: of the adapter files and manifests of all versions, which are kept as long as the job. state_bytes: of the
     training states that are kept (`checkpoint.keep`), oldest first. Blobs of failed commits are not counted.
     """
 
@@ -33,7 +32,6 @@ class PolicyRecord(BusMessage):
     epoch: int = 0
     holder: str = ""
     step: int = -1
-    train_s: float = 0.0
     adapter_bytes: int = 0
     state_bytes: tuple[int, ...] = ()
     untrained: tuple[UntrainedStep, ...] = ()
@@ -57,8 +55,8 @@ class Manifest(JobMessage):
     parent: manifest of the previous version. files: `adapter_model.safetensors` and `adapter_config.json`, loadable by
     PEFT. state: the trainer's state (optimizer, RNG, counters). tensor_digests: by engine dtype, the
     `marlaas_worker.adapters.tensor_digest` of the tensors that an engine slot must hold. consumed: groups trained in
-    this step. metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...). train_s: as in
-    `PolicyRecord`; None in manifests of earlier releases.
+    this step. metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...). train_s: seconds
+    that the trainer computed since the previous version; a retried commit repeats them.
 
     probe_tolerance: largest mean |difference of logprobs| on the probes at which an engine agrees with the trainer. It
     is the pool's (`Calibration`), or larger if rounding costs more under this adapter. The default is that of manifests
@@ -77,7 +75,7 @@ class Manifest(JobMessage):
     probe_tolerance: float = 1e-3
     consumed: tuple[str, ...] = ()
     metrics: dict[str, float] = Field(default_factory=dict)
-    train_s: float | None = None
+    train_s: float = 0.0
     trainer: str = ""
     at: float = 0.0
 

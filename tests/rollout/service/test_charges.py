@@ -114,7 +114,7 @@ def sizes(role):
     """The number of entries of each map that has entries by job, version, group, episode or request."""
     engine, requests, versions, proven = role._engine, role._requests, role._versions, role._versions.proven
     meter, slots, gone = engine.meter, versions.slot_seconds, role._gone_jobs
-    of_maps = [meter.job_tokens, meter.tenant_tokens, meter.job_engine_s, slots._ended, slots._began]
+    of_maps = [meter.job_tokens, meter.tenant_tokens, meter.job_engine_s, slots._ended, slots._held, slots._began]
     of_maps += [role._log.job_bytes, engine.limiter.outputs._by_job, engine.limiter.episodes, role._histories]
     of_maps += [requests._answered, requests._characters, requests._active, proven._versions, proven._refused]
     of_maps += [proven.newest, list(proven.waits), versions._retries._failures, versions._inputs._used_at]

@@ -44,7 +44,6 @@ class Around:
         ended_at: unix seconds.
         skips: visits skipped since the step before, as (solved, hopeless).
         outcomes: difficulties of its tasks.
-        train_s: by agent, seconds of the trainer's computing, for manifests without them; not of all agents known.
         untrained: by agent, the trainer's report of a step with groups that made no version.
     """
 
@@ -52,7 +51,6 @@ class Around:
     ended_at: float
     skips: tuple[int, int] = (0, 0)
     outcomes: tuple[TaskOutcome, ...] = ()
-    train_s: Mapping[str, float] = field(default_factory=dict)
     untrained: Mapping[str, UntrainedStep] = field(default_factory=dict)
 
 
@@ -63,8 +61,6 @@ def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> 
         ended_at=now,
         skips=state.tasks.new_skips(state.recorded.skips),
         outcomes=state.tasks.outcomes(draft.resolved),
-        # The policy record has the seconds of the newest step only, which may be a later one.
-        train_s={agent: record.train_s for agent, record in state.policies.items() if record.step == draft.step},
         untrained={
             agent: one for agent, record in state.policies.items() for one in record.untrained if one.step == draft.step
         },
@@ -76,8 +72,7 @@ def step_record(
 ) -> StepRecord:
     """Return the record of a finished step. manifests: of the versions that it made, by agent."""
     made: dict[str, Manifest | UntrainedStep] = {**manifests, **around.untrained}
-    train_s = {agent: _train_s(agent, one, around) for agent, one in made.items()}
-    trainer = {agent: UsageAmounts(trainer_s=seconds or 0.0) for agent, seconds in train_s.items()}
+    trainer = {agent: UsageAmounts(trainer_s=one.train_s) for agent, one in made.items()}
     used = {agent: _untrained_use(one) if agent in around.untrained else one for agent, one in draft.usage().items()}
     players = [(agent, draft.agents[agent.policy_name]) for agent in document.spec.agents]
     agents = {agent.name: _agent_step(agent, part, made.get(agent.policy_name)) for agent, part in players}
@@ -111,7 +106,7 @@ def step_record(
         staleness_mean=statistics.fmean(staleness) if staleness else 0.0,
         staleness_max=max(staleness, default=0),
         faults=dict(draft.faults()),
-        metrics=_metrics(made, train_s, by_agent=len(draft.agents) > 1),
+        metrics=_metrics(made, by_agent=len(draft.agents) > 1),
         usage=merged(used, trainer),
         agents=agents,
         plays=_plays(draft),
@@ -159,14 +154,11 @@ def _untrained_use(amounts: UsageAmounts) -> UsageAmounts:
     return amounts.model_copy(update={"zero_variance_tokens": moved, "trained_tokens": 0})
 
 
-def _metrics(
-    made: Mapping[str, Manifest | UntrainedStep], train_s: Mapping[str, float | None], *, by_agent: bool
-) -> dict[str, float]:
+def _metrics(made: Mapping[str, Manifest | UntrainedStep], *, by_agent: bool) -> dict[str, float]:
     """Return the trainers' metrics of a step; by_agent: named `agent/metric`."""
     found: dict[str, float] = {}
     for agent, manifest in made.items():
-        timed = {} if (seconds := train_s[agent]) is None else {"train_s": seconds}
-        own = manifest.metrics | timed
+        own = {**manifest.metrics, "train_s": manifest.train_s}
         found |= {f"{agent}/{name}" if by_agent else name: value for name, value in own.items()}
     return found
 
@@ -227,10 +219,6 @@ def _cause(group: GroupUnused) -> UntrainedCause:
     if group.outcome is GroupOutcome.FLAT and group.is_out_of_turns:
         return UntrainedCause.OUT_OF_TURNS
     return UntrainedCause.STALE if group.outcome is GroupOutcome.SIGNAL else UntrainedCause(group.outcome)
-
-
-def _train_s(agent: str, manifest: Manifest | UntrainedStep, around: Around) -> float | None:
-    return around.train_s.get(agent) if manifest.train_s is None else manifest.train_s
 
 
 def _num_flat(parts: Iterable[AgentDraft]) -> int:

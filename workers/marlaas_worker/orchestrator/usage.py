@@ -139,14 +139,12 @@ def has_just_ended(progress: Progress, now: float) -> bool:
 
 
 def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
-    """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds.
-
-    Slot seconds stay as they are: versions that keep their slots because nothing else needs them are not used any more.
-    """
+    """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds."""
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)
-    kept = ("tokens_per_s", "counted_slots")
-    return progress.model_copy(update=usage.totals() | {name: getattr(progress, name) for name in kept})
+    recorded = {agent: used.model_copy(update={"slot_s": 0.0}) for agent, used in progress.usage.items()}
+    told = {"tokens_per_s": progress.tokens_per_s, "usage": usage.with_slots(recorded)}
+    return progress.model_copy(update=usage.totals() | told)
 
 
 class LateUse:

@@ -166,7 +166,9 @@ class _Rollout:
                 self._changed.clear()
                 served = self._policies.served()
                 await self._listen(served)
-                await self._requests.cancel_others({one.document.uid for one in served})
+                uids = {one.document.uid for one in served}
+                await self._requests.cancel_others(uids)
+                self._versions.slot_seconds.serve(uids, asyncio.get_running_loop().time())
                 elsewhere = self._versions.proven.elsewhere = self._reception.elsewhere()
                 self._share_cpu(len(served) - len(elsewhere))
                 self._versions.proven.prefer(self._policies.newest(served), strict(served))

@@ -96,7 +96,6 @@ class PolicyKey:
             "version": manifest.version,
             "manifest": ref,
             "step": manifest.step,
-            "train_s": contents.result.train_s,
             **self._stored(lease.record, manifest, ref),
         }
         committed = await self._set(lease.record.model_copy(update=update), lease.revision)
@@ -109,7 +108,7 @@ class PolicyKey:
         # The orchestrator has recorded earlier ones: it keeps at most so many groups, each step of which has one.
         oldest = step.step - (training.max_staleness + 1) * training.groups_per_step
         kept = tuple(one for one in lease.record.untrained if one.step >= oldest)
-        update = {"step": step.step, "train_s": step.train_s, "untrained": (*kept, step)}
+        update = {"step": step.step, "untrained": (*kept, step)}
         return await self._set(lease.record.model_copy(update=update), lease.revision)
 
     def _stored(self, before: PolicyRecord, manifest: Manifest, ref: BlobRef) -> dict[str, object]:
