@@ -6,7 +6,7 @@ import pytest
 from bench.fairness import TENANTS, Log, Window, simulate, windows
 from bench.multitenant_figures import jain
 
-SECONDS = 480.0
+SECONDS = 240.0
 WEIGHTS = {tenant.name: tenant.weight for tenant in TENANTS}
 
 

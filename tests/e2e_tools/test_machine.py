@@ -44,6 +44,7 @@ def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_p
         require_room(tmp_path / "cache", 1e9)
 
 
+@pytest.mark.slow
 def test_nothing_survives_a_test_run_that_is_killed():
     run = subprocess.Popen([sys.executable, "-c", _STARTS_ONE], stdout=subprocess.PIPE, text=True)
     etcd, apiserver, folder = run.stdout.readline().split()

@@ -89,6 +89,7 @@ async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versio
     assert harness.blobs.contents == before
 
 
+@pytest.mark.slow
 async def test_killed_at_every_single_place_in_turn_a_trainer_still_gets_there(harness, apart):
     several = {"updatesPerStep": 2, "epochs": 2}
     undisturbed = await asyncio.to_thread(apart, partial(play, **several))
