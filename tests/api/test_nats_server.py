@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tables import data
 
 from marlaas_api.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, ServerFailed
 
@@ -83,19 +84,8 @@ async def test_its_death_can_be_awaited_and_stopping_is_graceful_and_can_be_repe
 
 
 async def test_it_dies_with_a_killed_parent(tmp_path):
-    program = f"""
-import asyncio
-from pathlib import Path
-from marlaas_api.nats_server import EmbeddedNats
-
-async def main():
-    async with EmbeddedNats(Path({str(tmp_path)!r})) as server:
-        print(server.pid, flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    command = sys.executable, "-c", data(__file__, "with_a_server"), str(tmp_path)
+    parent = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     pid = int(await parent.stdout.readline())
     parent.kill()
     await parent.wait()
