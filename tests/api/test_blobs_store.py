@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.api.test_blobs_contract import files
 from tests.tables import data
 
 from marlaas_api.blobs import BlobRefused, BlobUnavailable, sha256_hex
@@ -24,10 +25,6 @@ async def child(folder: Path, action: str, target: str = "", handicap: str = "")
 async def said(process: asyncio.subprocess.Process) -> str:
     output, _ = await process.communicate()
     return output.decode()
-
-
-def files(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
 
 
 def below(folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """The embedded server: starts where it is told, says why it cannot, and never outlives the run."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.killing import assert_gone
 from tests.tables import data
 
 from marlaas_api.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, ServerFailed
@@ -27,19 +29,6 @@ async def greeting(port: int | None) -> dict[str, Any]:
     writer.close()
     await writer.wait_closed()
     return json.loads(line.removeprefix(b"INFO "))
-
-
-async def gone(pid: int) -> None:
-    """Wait until a process that is not our child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(descriptor, ended.set)
-    await ended.wait()
-    asyncio.get_running_loop().remove_reader(descriptor)
-    os.close(descriptor)
 
 
 async def test_it_listens_with_jetstream_and_room_for_large_messages(server):
@@ -89,6 +78,7 @@ async def test_it_dies_with_a_killed_parent(tmp_path):
     pid = int(await parent.stdout.readline())
     parent.kill()
     await parent.wait()
-    await gone(pid)
+    with contextlib.suppress(ProcessLookupError):
+        await asyncio.to_thread(assert_gone, os.pidfd_open(pid))
     async with EmbeddedNats(tmp_path) as heir:
         assert heir.pid != pid
