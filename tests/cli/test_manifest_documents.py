@@ -184,15 +184,6 @@ def test_a_bad_field_is_named_with_its_line_and_what_was_expected(complaints, ed
     assert complaints(edit) == [f"job.yaml:{line}"]
 
 
-@pytest.mark.parametrize("key", ["topP", "topK", "minP", "presencePenalty", "frequencyPenalty", "repetitionPenalty"])
-def test_sampling_that_the_trainer_cannot_reproduce_is_refused_with_the_reason(complaints, key):
-    assert complaints(f"rollout: {{{key}: 0.5}}") == [
-        f"job.yaml:20: spec.rollout.{key}: refused: temperature is the only sampling setting that the trainer can "
-        f"reproduce; {key} makes the engine sample from another distribution than the one whose logprobs are trained on. "
-        "Remove it"
-    ]
-
-
 def test_every_error_is_told_at_once_in_the_order_of_the_lines(complaints):
     lines = complaints("training: {steps: -1, algorithm: ppo}", "rollout: 5", "maxRank: 17")
     assert [line.split(":")[1] for line in lines] == ["6", "20", "21", "21"]

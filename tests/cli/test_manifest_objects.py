@@ -241,7 +241,7 @@ def test_an_adapter_of_another_base_model_is_noted(manifest, tmp_path, runnable)
         )
 
 
-def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_others(complaints, tmp_path):
+def test_an_export_replaces_an_adapter_only(complaints, tmp_path):
     (tmp_path / "mine").mkdir()
     assert complaints("export: {path: mine}") == []
     (tmp_path / "mine" / "thesis.tex").touch()
@@ -250,11 +250,6 @@ def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_
     assert complaints("export: {path: mine}", runnable=False) == []
     (tmp_path / "mine" / "adapter_config.json").touch()
     assert complaints("export: {path: mine}") == [], "an adapter is replaced"
-    job = "apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: b}\nspec:\n  poolRef: {name: tiny}"
-    spec = "\n  environment: {name: reverse}\n  training: {steps: 2}\n  export: {path: ./out}"
-    assert complaints(f"export: {{path: out}}\n---\n{job}{spec}") == [
-        f"job.yaml:31: spec.export.path: {tmp_path / 'out'} is also the export path of the job at job.yaml:14; choose another"
-    ]
 
 
 def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints, tmp_path):
