@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.models.model_folders import write_model
+from tests.models.model_folders import write_adapter, write_model
 from tests.tables import data, rows
 
 from marlaas.envs import BUILTINS
@@ -202,12 +202,6 @@ def test_a_folder_that_cannot_be_used_is_told(complaints, tmp_path, edit, said):
     (tmp_path / "file").touch()
     (line,) = complaints(edit)
     assert line.endswith(said.replace("{here}", str(tmp_path)))
-
-
-def write_adapter(folder, config):
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(config)
-    (folder / "adapter_model.safetensors").touch()
 
 
 @pytest.mark.parametrize(("config", "said"), rows(__file__, "adapters"))
