@@ -16,7 +16,7 @@ from marlaas_api import failpoints, subjects, wire
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason, TaskMessage
 from marlaas_api.wire import decode_as
-from marlaas_worker.sandbox import attempt, service, session
+from marlaas_worker.sandbox import attempt, places, service, session
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
@@ -112,6 +112,23 @@ async def test_as_many_episodes_as_allowed_run_at_once_and_other_tasks_are_left_
         assert num_asking(harness) == 3
         await harness.rollout.answer_open()
         await harness.episodes(4)
+
+
+async def test_at_first_few_episodes_run_at_once_and_after_the_first_all(harness, monkeypatch):
+    monkeypatch.setattr(places, "FIRST_EPISODES", 2)
+    monkeypatch.setattr(places, "FIRST_S", 3600.0)
+    harness.rollout.answer = lambda request: []
+    document = harness.document("rogues:asks", concurrency=4)
+    async with harness.open(document):
+        await harness.put_task(harness.task(document, group_size=5))
+        await harness.rollout.until(lambda: num_asking(harness) == 2)
+        first = harness.rollout.requests[0].episode
+        await harness.rollout.answer_open(
+            lambda request: [harness.rollout.result(request, "1")] if request.episode == first else []
+        )
+        await harness.rollout.until(lambda: num_asking(harness) == 5)
+        await harness.rollout.answer_open()
+        await harness.episodes(5)
 
 
 @pytest.mark.parametrize(("uid", "left"), [("u0", 0), ("u2", 1)], ids=["a past job", "the next job"])
