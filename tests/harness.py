@@ -84,7 +84,7 @@ def changed(document: JobDocument, **spec: Any) -> JobDocument:
     return document.model_copy(update=update)
 
 
-def pool_document(model: Path, name: str = "tiny", **spec: Any) -> PoolDocument:
+def pool_document(model: str | Path, name: str = "tiny", **spec: Any) -> PoolDocument:
     made = pool_spec(ModelPoolSpec.model_validate({"model": {"path": str(model)}, **spec}))
     return PoolDocument(name=name, model_path=str(model), spec=made)
 

@@ -1,4 +1,7 @@
-"""Kills of roles at failpoints: where one is killed, and where it was."""
+"""Kills of roles at failpoints: where one is killed, and where it was; and ends of processes that are no children of ours."""
+
+import os
+import select
 
 from marlaas_api import failpoints
 
@@ -25,3 +28,11 @@ def kills(error: BaseException) -> list[str]:
     if isinstance(error, BaseExceptionGroup):
         return [place for one in error.exceptions for place in kills(one)]
     return [str(error)]
+
+
+def assert_gone(*processes: int) -> None:
+    """Wait until these processes, by their pidfds, have ended, and close the descriptors."""
+    for process in processes:
+        ended, _, _ = select.select([process], [], [], 30.0)
+        os.close(process)
+        assert ended

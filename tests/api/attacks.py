@@ -4,6 +4,8 @@ import itertools
 import json
 from collections.abc import Collection
 
+from tests.tables import data
+
 from marlaas_api import subjects
 from marlaas_api.bus_users import ExporterUser, OrchestratorUser, RolloutUser, SandboxUser, TenantUser, inbox_prefix
 
@@ -46,32 +48,14 @@ def names(user: SandboxUser) -> list[str]:
 def targets(mine: Collection[str]) -> list[str]:
     """Subjects of others, of the platform and of the server, and wildcards over them. mine: what the attacker may publish."""
     foreign = [subject for user in JOBS for subject in names(user) if subject not in mine]
-    platform = [
-        subjects.engine("tiny", "rollout-0"),
-        *(f"$KV.replicas.{role}.tiny.{role}-0" for role in ("rollout", "trainer")),
-        "$KV.replicas.orchestrator.all.leader",
-        "$KV.pins.team-a.mine.policy.u1-t0",
-        *("$O.models.C.x", "$O.models.M.x", "$JSC.R.x", "$NRG.V.x", "$MQTT.msgs.x", "$G"),
-        *("_R_.abc.def", "_GR_.abc.def", "_INBOX.abc"),
-        *(f"$SYS.REQ.{request}" for request in ("SERVER.PING", "SERVER.PING.CONNZ", "ACCOUNT.PING.INFO", "USER.INFO")),
-        *("$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.DELETE"),
-        f"{inbox_prefix(OTHER)}.abc",
-        f"{inbox_prefix(SIBLING)}.abc",
-        f"{inbox_prefix(RolloutUser('tiny'))}.abc",
-        f"{inbox_prefix(OrchestratorUser())}.abc",
-        "unheard.of",
-    ]
-    return [*foreign, *platform]
+    users = OTHER, SIBLING, RolloutUser("tiny"), OrchestratorUser()
+    inboxes = [f"{inbox_prefix(user)}.abc" for user in users]
+    return [*foreign, subjects.engine("tiny", "rollout-0"), *inboxes, *data(__file__, "platform")]
 
 
 def wildcards() -> list[str]:
-    kinds = ("task", "gen", "turn", "episode", "group", "step", "eval", "event", "engine")
-    shapes = ("{}.>", "{}.*.*", "{}.team-b.>", "{}.team-a.>", "{}.*.mine", "{}.team-a.mine.>")
-    everything = ["*", "*.*", ">", "*.>"]
-    server = ["$KV.>", "$KV.*.>", "$JS.>", "$JS.API.>", "$JS.ACK.>", "$JS.EVENT.>", "$SYS.>", "$O.>", "$*.>"]
-    others = ["_INBOX_team-b_other.>", "_INBOX_team-a_sibling.>", "_INBOX__rollout_tiny.>"]
-    inboxes = ("_INBOX.>", "_INBOX*.>", "_R_.>", *others, "*.abc.>")
-    return [*(shape.format(kind) for kind in kinds for shape in shapes), *everything, *server, *inboxes]
+    made = data(__file__, "wildcards")
+    return [*(shape.format(kind) for kind in made["kinds"] for shape in made["shapes"]), *made["others"]]
 
 
 def api_calls() -> list[tuple[str, bytes]]:

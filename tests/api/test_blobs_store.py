@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.api.test_blobs_contract import files
 from tests.tables import data
 
 from marlaas_api.blobs import BlobRefused, BlobUnavailable, sha256_hex
@@ -24,10 +25,6 @@ async def child(folder: Path, action: str, target: str = "", handicap: str = "")
 async def said(process: asyncio.subprocess.Process) -> str:
     output, _ = await process.communicate()
     return output.decode()
-
-
-def files(folder: Path) -> list[str]:
-    return [path.name for path in folder.iterdir()]
 
 
 def below(folder: Path) -> list[str]:
@@ -86,9 +83,7 @@ async def test_a_writer_killed_midway_leaves_only_whole_blobs(tmp_path):
 
 
 async def test_a_store_that_does_not_answer_is_unavailable(monkeypatch):
-    monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    for name, value in data(__file__, "no_server").items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(BlobUnavailable, match="s3://bucket does not answer"):
         await open_blobs("s3://bucket").put("a/403/507", "x", b"1")  # numbers in names and times are no status codes

@@ -15,11 +15,6 @@ from tests import virtual_time
 event_loop_policy = virtual_time.event_loop_policy
 
 
-def test_a_full_work_queue_refuses_and_a_full_log_forgets():
-    assert stream_config(StreamSpec("Q", ("q.*",), work_queue=True))["discard"] == "new"
-    assert stream_config(StreamSpec("L", ("l.*",)))["discard"] == "old"
-
-
 @pytest.mark.parametrize(("ttl_s", "window_s"), [(None, 120), (10.0, 10), (3600.0, 120)])
 def test_duplicates_are_remembered_two_minutes_but_never_longer_than_messages(ttl_s, window_s):
     assert bucket_config(BucketSpec("b", ttl_s=ttl_s))["duplicate_window"] == window_s * 10**9

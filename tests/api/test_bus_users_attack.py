@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,12 @@ from marlaas_api.nats_server import EmbeddedNats
 
 @dataclass
 class BusHarness:
-    """A server with jobs on it, its platform's connections, and what they have heard."""
+    """A server with jobs on it, and its platform's connections."""
 
     server: EmbeddedNats
     keys: BusKeys
     folder: Path
     owner: NatsBus
-    heard: Counter[str] = field(default_factory=Counter)
 
     def creds(self, user: BusUser) -> Path:
         path = self.folder / f"{user.identity}.creds"

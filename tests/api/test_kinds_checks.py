@@ -36,9 +36,20 @@ def _told(problems: Iterable[object]) -> list[str]:
     return [str(problem) for problem in problems]
 
 
-@pytest.mark.parametrize("case", CASES["misfits"].values(), ids=CASES["misfits"])
-def test_what_can_never_fit_is_refused_with_the_numbers_of_both_sides(case):
-    assert _told(checks.check_fit(_job(**case["job"]), _pool(**case["pool"]))) == [case["says"]]
+CHECKS = {
+    "misfits": checks.check_fit,
+    "unsupported": lambda job, pool: checks.check_supported(job),
+    "local": lambda job, pool: [*checks.check_local(job), *checks.check_local_pool(pool)],
+    "remarks": lambda job, pool: checks.remarks(job, [pool]),
+}
+"""What can never fit; what the schema carries and nobody can do yet; what needs a cluster; what is probably not meant."""
+
+
+@pytest.mark.parametrize(
+    ("check", "case"), [pytest.param(kind, case, id=name) for kind in CHECKS for name, case in CASES[kind].items()]
+)
+def test_what_a_check_finds_is_told_in_one_sentence_with_the_numbers_of_both_sides(check, case):
+    assert _told(CHECKS[check](_job(**case.get("job", {})), _pool(**case.get("pool", {})))) == [case["says"]]
 
 
 def test_what_fits_exactly_is_taken():
@@ -49,11 +60,6 @@ def test_what_fits_exactly_is_taken():
     assert list(checks.remarks(job, [pool])) == []
     other_layers = _job(agents=_agent(targets=["qkv"]))
     assert list(checks.check_fit(other_layers, _pool(model={"path": "/models/x"}))) == [], "a model that is not builtin"
-
-
-@pytest.mark.parametrize("case", CASES["unsupported"].values(), ids=CASES["unsupported"])
-def test_what_the_schema_carries_and_nobody_can_do_yet_is_refused(case):
-    assert _told(checks.check_supported(_job(**case["job"]))) == [case["says"]]
 
 
 def test_a_jobs_pools_are_its_own_and_those_of_its_agents():
@@ -74,23 +80,12 @@ def test_each_agent_has_to_fit_its_own_pool(case):
     assert list(checks.check_fit(job, _pool(maxRank=32))) == [], "the other pool allows it"
 
 
-@pytest.mark.parametrize("case", CASES["local"].values(), ids=CASES["local"])
-def test_images_secrets_and_volumes_need_a_cluster(case):
-    found = [*checks.check_local(_job(**case.get("job", {}))), *checks.check_local_pool(_pool(**case.get("pool", {})))]
-    assert _told(found) == [case["says"]]
-
-
 def test_what_a_cluster_follows_and_this_machine_does_without_is_told():
     case = CASES["cluster"]
     told = [*checks.cluster_remarks(_job(**case["job"])), *checks.pool_remarks(_pool(**case["pool"]))]
     assert {problem.text for problem in told} == {"used only in a cluster; `marlaas run` ignores it"}
     assert [problem.path for problem in told] == case["paths"]
     assert [*checks.cluster_remarks(_job()), *checks.pool_remarks(_pool())] == []
-
-
-@pytest.mark.parametrize("case", CASES["remarks"].values(), ids=CASES["remarks"])
-def test_what_is_probably_not_meant_is_remarked(case):
-    assert _told(checks.remarks(_job(**case["job"]), [_pool()])) == [case["says"]]
 
 
 @pytest.mark.parametrize("training", CASES["plain"], ids=str)

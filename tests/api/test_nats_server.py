@@ -1,6 +1,7 @@
 """The embedded server: starts where it is told, says why it cannot, and never outlives the run."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.killing import assert_gone
+from tests.tables import data
 
 from marlaas_api.nats_server import MAX_PAYLOAD_BYTES, EmbeddedNats, ServerFailed
 
@@ -26,19 +29,6 @@ async def greeting(port: int | None) -> dict[str, Any]:
     writer.close()
     await writer.wait_closed()
     return json.loads(line.removeprefix(b"INFO "))
-
-
-async def gone(pid: int) -> None:
-    """Wait until a process that is not our child has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(descriptor, ended.set)
-    await ended.wait()
-    asyncio.get_running_loop().remove_reader(descriptor)
-    os.close(descriptor)
 
 
 async def test_it_listens_with_jetstream_and_room_for_large_messages(server):
@@ -83,22 +73,12 @@ async def test_its_death_can_be_awaited_and_stopping_is_graceful_and_can_be_repe
 
 
 async def test_it_dies_with_a_killed_parent(tmp_path):
-    program = f"""
-import asyncio
-from pathlib import Path
-from marlaas_api.nats_server import EmbeddedNats
-
-async def main():
-    async with EmbeddedNats(Path({str(tmp_path)!r})) as server:
-        print(server.pid, flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    command = sys.executable, "-c", data(__file__, "with_a_server"), str(tmp_path)
+    parent = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     pid = int(await parent.stdout.readline())
     parent.kill()
     await parent.wait()
-    await gone(pid)
+    with contextlib.suppress(ProcessLookupError):
+        await asyncio.to_thread(assert_gone, os.pidfd_open(pid))
     async with EmbeddedNats(tmp_path) as heir:
         assert heir.pid != pid

@@ -2,6 +2,7 @@ import math
 
 import ormsgpack
 import pytest
+from tests.tables import rows
 
 from marlaas_api import messages, wire
 from marlaas_api.blobs_memory import MemoryBlobs
@@ -38,25 +39,11 @@ def test_every_kind_of_message_can_be_read():
     assert ours <= known, "imported by marlaas_api.messages: `decode` knows no other"
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", "not a MARLaaS message"),
-        (b"\x91" * 5000, "not a MARLaaS message"),
-        (ormsgpack.packb(None), "not a MARLaaS message"),
-        (ormsgpack.packb(["v", "t", "d"]), "not a MARLaaS message"),
-        (ormsgpack.packb({"t": "Pin", "d": {"version": 3}}), "not a MARLaaS message"),
-        (envelope(v=None), "not a MARLaaS message"),
-        (envelope(v=math.nan), "not a MARLaaS message"),
-        (envelope(v=math.inf), "not a MARLaaS message"),
-        (envelope(t="Pickle"), "unknown message type 'Pickle'"),
-        (envelope(t=["Pin"]), "unknown message type"),
-        (ormsgpack.packb({"v": 1, "d": {}}), "unknown message type"),
-        (ormsgpack.packb({"v": 1, "t": "Pin"}), "Pin: 1 validation error"),
-        (envelope(d=[]), "Pin: 1 validation error"),
-        (envelope(d={"version": math.inf}), "Pin: 1 validation error"),
-    ],
-)
+NO_MESSAGES = [(ormsgpack.packb(body), words) for body, words in rows(__file__, "no_messages")]
+NO_MESSAGES += [(data, "not a MARLaaS message") for data in (b"", b"\x91" * 5000)]
+
+
+@pytest.mark.parametrize(("data", "words"), NO_MESSAGES)
 async def test_bytes_that_are_no_message_are_refused_with_one_error_whatever_is_wrong(data, words):
     with pytest.raises(BadMessage, match=words):
         decode(data)

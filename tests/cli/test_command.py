@@ -39,13 +39,8 @@ def test_help_names_every_command_and_an_unknown_one_gets_the_nearest_name():
 
 
 def test_help_imports_nothing_that_takes_time():
-    code = (
-        "import sys; sys.argv = ['marlaas', '--help']\nfrom marlaas.cli import main\n"
-        "try: main()\nexcept SystemExit: pass\n"
-        "heavy = {'pydantic', 'yaml', 'nats', 'torch', 'transformers', 'matplotlib', 'numpy', 'reasoning_gym'} & set(sys.modules)\n"
-        "sys.exit(', '.join(sorted(heavy)) or 0)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", data(__file__, "helps")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -149,13 +144,8 @@ def test_output_without_a_reader_is_dropped_and_nothing_else_fails_on_it():
 
 
 def test_closed_standard_files_become_the_null_device():
-    program = (
-        "import os, sys, marlaas.cli.standard_files as files; files.open_closed_descriptors(); "
-        "os.write(int(sys.argv[1]), repr([os.readlink(f'/proc/self/fd/{n}') for n in range(3)]).encode()); "
-        "print('to nobody'); sys.exit(bool(sys.stdin.read()))"
-    )
     reading, writing = os.pipe()
-    command = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-'
+    command, program = 'exec "$0" -c "$1" "$2" <&- >&- 2>&-', data(__file__, "without_files")
     done = subprocess.run(["sh", "-c", command, sys.executable, program, str(writing)], pass_fds=[writing], check=False)
     os.close(writing)
     with os.fdopen(reading) as file:

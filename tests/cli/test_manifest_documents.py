@@ -58,20 +58,9 @@ def test_what_is_no_yaml_is_told_with_its_line(text, line, said):
     assert (caught.value.line, str(caught.value)) == (line, said)
 
 
-FILES = {
-    "empty": (b"", "bad.yaml: contains no objects"),
-    "comments alone": (b"# nothing\n---\n", "bad.yaml: contains no objects"),
-    "not UTF-8": (b"a: 1\nb: \xff\n", "bad.yaml:2: not UTF-8 text: byte 0xff"),
-    "not YAML": (b"a: &b\n b: *c\n", "bad.yaml:2: not YAML: found undefined alias 'c'"),
-    "a key twice": (b"a: 1\na: 2\n", "bad.yaml:2: the key 'a' is given twice, here and on line 1; remove one"),
-    "huge": (b"#" * (10 * 2**20 + 1), "bad.yaml: not a manifest: larger than 10 MiB"),
-}
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_a_file_that_is_no_manifest_is_told_from_the_others(manifest, tmp_path, kind):
-    data, line = FILES[kind]
-    (tmp_path / "bad.yaml").write_bytes(data)
+@pytest.mark.parametrize(("text", "times", "line"), rows(__file__, "no_manifests"))
+def test_a_file_that_is_no_manifest_is_told_from_the_others(manifest, tmp_path, text, times, line):
+    (tmp_path / "bad.yaml").write_bytes(text.encode("latin-1") * times)
     with pytest.raises(InvalidManifest) as caught:
         load([manifest(), "bad.yaml"])
     assert str(caught.value) == line
@@ -193,15 +182,6 @@ RIGHT_DATA = ["{}", "{tasks: 5}", "{tasks: 5, order: shuffled}", "{tasks: 5, ski
 @pytest.mark.parametrize(("edit", "line"), rows(__file__, "fields"))
 def test_a_bad_field_is_named_with_its_line_and_what_was_expected(complaints, edit, line):
     assert complaints(edit) == [f"job.yaml:{line}"]
-
-
-@pytest.mark.parametrize("key", ["topP", "topK", "minP", "presencePenalty", "frequencyPenalty", "repetitionPenalty"])
-def test_sampling_that_the_trainer_cannot_reproduce_is_refused_with_the_reason(complaints, key):
-    assert complaints(f"rollout: {{{key}: 0.5}}") == [
-        f"job.yaml:20: spec.rollout.{key}: refused: temperature is the only sampling setting that the trainer can "
-        f"reproduce; {key} makes the engine sample from another distribution than the one whose logprobs are trained on. "
-        "Remove it"
-    ]
 
 
 def test_every_error_is_told_at_once_in_the_order_of_the_lines(complaints):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.models.model_folders import SHAPES, write_model
-from tests.tables import rows
+from tests.models.model_folders import write_adapter, write_model
+from tests.tables import data, rows
 
 from marlaas.envs import BUILTINS
 from marlaas.manifest import InvalidManifest, load, models
@@ -50,45 +50,21 @@ def test_a_cluster_may_have_the_pool_that_the_files_lack(manifest, tmp_path):
     ]
 
 
-TEAM = "environment: {name: relay}\n  agents: [{name: caller}, {name: reader, poolRef: {name: big}, adapter: {rank: 16, targets: [q_prj]}}]"
-SECOND_POOL = "\n---\napiVersion: marlaas.dev/v1alpha1\nkind: ModelPool\nmetadata: {name: big}\nspec: {model: {builtin: tiny}, maxRank: 8, adapterSlots: 8}"
+@pytest.mark.parametrize(("model", "edits", "runs", "said"), rows(__file__, "findings"))
+def test_what_a_model_or_pool_cannot_do_is_told_here_or_wherever_it_is_to_run(
+    complaints, tmp_path, model, edits, runs, said
+):
+    """model: what is unusual about the one in `m`. runs: whether the manifest is to run on this machine."""
+    write_model(tmp_path / "m", **model)
+    for runnable in runs:
+        found = complaints(*edits, runnable=runnable)
+        assert [words in line for words, line in zip(said, found, strict=True)] == [True] * len(said), found
 
 
-def test_each_agent_is_checked_against_its_own_pool_which_has_to_exist(complaints, manifest):
-    last = "training: {steps: 3}"
-    assert complaints(TEAM, (last, f"{last}{SECOND_POOL}")) == [
-        "job.yaml:20: spec.agents[1].adapter.rank: rank 16 is above maxRank 8 of ModelPool 'big' of agent 'reader'; lower the rank or raise "
-        "the pool's maxRank",
-        "job.yaml:20: spec.agents[1].adapter.targets[0]: the builtin models have q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and "
-        "down_proj, found 'q_prj'; did you mean 'q_proj'?",
-    ]
-    for pool, hint in (("big", "; add the file that defines it"), ("tyny", "; did you mean 'tiny'?")):
-        team = TEAM.replace("name: big", f"name: {pool}").replace("q_prj", "q_proj")
-        said = f"no ModelPool '{pool}' of agent 'reader' in these files{hint}"
-        assert complaints(team) == [f"job.yaml:20: spec.agents[1].poolRef.name: {said}"]
-    right = TEAM.replace("rank: 16", "rank: 8").replace("q_prj", "q_proj")
-    loaded = load([manifest(right, (last, f"{last}{SECOND_POOL}"))])
+def test_a_pool_of_one_agent_alone_is_used_and_is_in_the_jobs_document(manifest):
+    loaded = load([manifest(*data(__file__, "team"))])
     assert [str(note) for note in loaded.notes] == [], "the pool is used"
     assert job_document(loaded.jobs[0], (), "u1", None).pools == {"tiny", "big"}
-
-
-@pytest.mark.parametrize("runnable", [True, False])
-def test_memory_in_which_nothing_runs_and_a_model_that_is_to_be_split_are_refused(complaints, runnable):
-    edits = ("maxRank: 16\n  rollout: {kvCacheBytes: 512}", "environment: {name: reverse, memory: 512m}")
-    assert complaints(*edits, runnable=runnable) == [
-        "job.yaml:7: spec.rollout.kvCacheBytes: kvCacheBytes 512 is only 512 bytes; did you mean 512Mi?",
-        "job.yaml:20: spec.environment.memory: memory 512m is only 0.512 bytes; did you mean 512Mi?",
-    ]
-    (line,) = complaints("model: {builtin: tiny}\n  tensorParallelSize: 2", runnable=runnable)
-    said = "job.yaml:6: spec.tensorParallelSize: this version of MARLaaS supports only tensorParallelSize 1"
-    assert line.startswith(said)
-
-
-def test_a_job_without_a_namespace_may_be_submitted_into_one_that_the_pool_is_for(complaints):
-    edits = ("maxRank: 16\n  namespaces: [team-a]", (", namespace: team-a}", "}"))
-    assert complaints(*edits, runnable=False) == []
-    (line,) = complaints(*edits)
-    assert "namespace 'default' may not use ModelPool 'tiny', which allows only team-a" in line
 
 
 def test_a_module_beside_the_manifest_is_noted_to_whoever_submits_it(manifest, tmp_path):
@@ -148,6 +124,7 @@ def test_what_is_right_and_may_surprise_is_noted(manifest, edits, notes):
 PATH = "model: {path: m}"
 GIB = 2**30
 HUGE = {"model.layers.0.mlp.up_proj.weight": (2**20, 2**20)}
+TARGETS = "agents: [{name: policy, adapter: {targets: [qproj]}}]"
 INIT_FROM = "job.yaml:22: spec.agents[0].initFrom.path:"
 
 
@@ -157,44 +134,12 @@ def _machine(monkeypatch):
     monkeypatch.setattr(models, "has_gpu", lambda: False)
 
 
-def targets(*names: str):
-    return f"agents: [{{name: policy, adapter: {{targets: [{', '.join(names)}]}}}}]"
-
-
-@pytest.mark.parametrize("runnable", [True, False])
-def test_a_layer_that_the_model_lacks_is_answered_with_the_nearest(complaints, tmp_path, runnable):
-    write_model(tmp_path / "m")
-    assert complaints(PATH, targets("q_proj", "down_proj"), runnable=runnable) == []
-    assert complaints(PATH, targets("down_proj", "qproj"), runnable=runnable) == [
-        "job.yaml:22: spec.agents[0].adapter.targets[1]: the model has no linear layer 'qproj'; it has down_proj and q_proj; "
-        "did you mean 'q_proj'?"
-    ]
-    (line,) = complaints(targets("qproj"), runnable=runnable)
-    assert line.endswith("found 'qproj'; did you mean 'q_proj'?"), "of a builtin model it is told once"
-
-
-def test_a_model_that_cannot_be_trained_is_refused_but_one_of_another_machine_is_not_judged(complaints, tmp_path):
-    write_model(tmp_path / "m", architectures=["GPT2LMHeadModel"])
-    (line,) = complaints(PATH)
-    assert line.startswith(
-        "job.yaml:5: spec.model.path: the model's architecture is 'GPT2LMHeadModel', and vLLM serves LoRA"
-    )
-    assert complaints("model: {path: m}\n  rollout: {engine: reference}") == [], "it takes any"
-    write_model(tmp_path / "m", {"model.norm.weight": (8,)})
-    assert complaints(PATH) == [
-        "job.yaml:5: spec.model.path: the model has no linear layers for an adapter; choose another model"
-    ]
-    for path in ("/nowhere/model", "."):
-        assert complaints(f"model: {{path: {path}}}", targets("anything"), runnable=False) == []
-
-
 def test_a_model_too_big_for_this_machine_is_refused_with_the_numbers(complaints, tmp_path, monkeypatch):
     write_model(tmp_path / "m", HUGE)
     (line,) = complaints(PATH)
     assert line.startswith(
         "job.yaml:5: spec.model: about 8201.2 GiB of memory are needed, and 16.0 GiB are available (in GiB, engine: "
     )
-    assert complaints(PATH, runnable=False) == [], "another machine may run it"
     monkeypatch.setattr(models, "has_gpu", lambda: True)
     assert complaints(PATH) == [], "a GPU has memory of its own"
 
@@ -203,12 +148,12 @@ def test_a_hub_model_is_looked_into_if_it_is_in_the_cache(complaints, tmp_path, 
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     hub = "model: {hub: {id: some/model}}"
-    assert complaints(hub, targets("qproj")) == []
+    assert complaints(hub, TARGETS) == []
     repository = tmp_path / "hub" / "models--some--model"
     write_model(repository / "snapshots" / ("a" * 40))
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("a" * 40)
-    (line,) = complaints(hub, targets("qproj"))
+    (line,) = complaints(hub, TARGETS)
     assert line.endswith("did you mean 'q_proj'?")
 
 
@@ -220,17 +165,6 @@ def test_packages_that_the_workers_lack_are_named_before_anything_is_started(com
         f"job.yaml:4: spec.rollout.engine: the Python package vllm is not installed; {how} (the engine `reference` does not need it, and is slow)",
     ]
     assert complaints(runnable=False) == []
-
-
-@pytest.mark.parametrize("runnable", [True, False])
-def test_replies_that_fill_the_models_own_context_are_refused(complaints, tmp_path, runnable):
-    write_model(tmp_path / "m")
-    assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == [
-        "job.yaml:20: spec.rollout.maxTokens: maxTokens 512 leaves no room for a prompt: the base model of ModelPool 'tiny' has a "
-        "context of 512 tokens; lower maxTokens or choose a pool with another model"
-    ]
-    write_model(tmp_path / "m", max_position_embeddings=1024)
-    assert complaints(PATH, "rollout: {maxTokens: 512}", runnable=runnable) == []
 
 
 @pytest.mark.parametrize(("files", "pool", "job", "findings"), rows(__file__, "templates"))
@@ -248,23 +182,13 @@ def notes_of(manifest, *edits: str, runnable=False):
     return [str(note) for note in load([manifest(*edits)], runnable=runnable).notes]
 
 
-def test_a_longer_context_and_what_would_keep_a_local_run_from_a_model_are_noted(manifest, tmp_path):
-    write_model(tmp_path / "m")
-    assert notes_of(manifest, "model: {path: m}\n  rollout: {maxModelLen: 4096}") == [
-        "job.yaml:6: spec.rollout.maxModelLen: maxModelLen 4096 exceeds the model's context of 512 tokens; engines accept conversations of up to 512 tokens"
-    ]
-    assert notes_of(manifest, PATH) == []
-    write_model(tmp_path / "m", SHAPES | {f"model.layers.{at}.mlp.experts.up_proj": (4, 8, 32) for at in (0, 1)})
-    (note,) = notes_of(manifest, PATH)
-    assert note.endswith("only its down_proj and q_proj; experts and routers, 48% of the parameters, stay as they are")
-    (note,) = notes_of(manifest, "model: {path: /nowhere/model}")
-    assert note.startswith("job.yaml:5: spec.model.path: no base model in /nowhere/model: the folder does not exist")
-    write_model(tmp_path / "m", HUGE)
-    (note,) = notes_of(manifest, PATH)
-    assert "and 16.0 GiB are available on this machine, so `marlaas run` refuses it here (in GiB, engine: " in note
-    assert notes_of(manifest, "agents: [{name: policy, initFrom: {path: /nowhere}}]") == [
-        f"{INIT_FROM} no PEFT adapter in /nowhere: the folder does not exist"
-    ]
+@pytest.mark.parametrize(("model", "edit", "said"), rows(__file__, "model_notes"))
+def test_what_surprises_of_a_model_and_what_would_keep_a_local_run_from_it_is_noted(
+    manifest, tmp_path, model, edit, said
+):
+    write_model(tmp_path / "m", **model)
+    found = notes_of(manifest, edit)
+    assert [words in note for words, note in zip(said, found, strict=True)] == [True] * len(said), found
 
 
 def beginning(path):
@@ -278,12 +202,6 @@ def test_a_folder_that_cannot_be_used_is_told(complaints, tmp_path, edit, said):
     (tmp_path / "file").touch()
     (line,) = complaints(edit)
     assert line.endswith(said.replace("{here}", str(tmp_path)))
-
-
-def write_adapter(folder, config):
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(config)
-    (folder / "adapter_model.safetensors").touch()
 
 
 @pytest.mark.parametrize(("config", "said"), rows(__file__, "adapters"))
@@ -317,7 +235,7 @@ def test_an_adapter_of_another_base_model_is_noted(manifest, tmp_path, runnable)
         )
 
 
-def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_others(complaints, tmp_path):
+def test_an_export_replaces_an_adapter_only(complaints, tmp_path):
     (tmp_path / "mine").mkdir()
     assert complaints("export: {path: mine}") == []
     (tmp_path / "mine" / "thesis.tex").touch()
@@ -326,11 +244,6 @@ def test_an_export_replaces_an_adapter_only_and_two_jobs_do_not_write_over_each_
     assert complaints("export: {path: mine}", runnable=False) == []
     (tmp_path / "mine" / "adapter_config.json").touch()
     assert complaints("export: {path: mine}") == [], "an adapter is replaced"
-    job = "apiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {name: b}\nspec:\n  poolRef: {name: tiny}"
-    spec = "\n  environment: {name: reverse}\n  training: {steps: 2}\n  export: {path: ./out}"
-    assert complaints(f"export: {{path: out}}\n---\n{job}{spec}") == [
-        f"job.yaml:31: spec.export.path: {tmp_path / 'out'} is also the export path of the job at job.yaml:14; choose another"
-    ]
 
 
 def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints, tmp_path):

@@ -48,18 +48,6 @@ def test_an_example_is_right_and_needs_no_remark(paths):
     assert [str(note) for note in manifest.notes] == []
 
 
-def test_the_quickstart_trains_two_jobs_of_two_tenants_at_once():
-    manifest = load([next(path for path in EXAMPLES if path.name == "quickstart.yaml")])
-    assert [f"{job.metadata.namespace}/{job.metadata.name}" for job in manifest.jobs] == [
-        "team-a/reverse",
-        "team-b/calculator",
-    ]
-    (pool,) = manifest.pools
-    needed = sum(job.spec.training.max_staleness + 2 for job in manifest.jobs)
-    assert pool.spec.adapter_slots >= needed
-    assert {name for tenant in manifest.tenants for name in tenant.spec.namespaces} == {"team-a", "team-b"}
-
-
 def test_every_architecture_is_listed():
     listed = (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf-8").rpartition("## Architectures")[2]
     assert set(re.findall(r"`(\w+(?:ForCausalLM|LMHeadModel))`", listed)) == ADAPTABLE

@@ -158,76 +158,73 @@ def test_what_cannot_be_is_refused_before_anything_is_read_or_loaded(out, argume
         raise invoke(*arguments.format(out=out).split()).exception
 
 
-@pytest.fixture
-def left(tmp_path):
-    return tmp_path / "left"
-
-
-def why(left, *words: str):
-    result = invoke("why", *(words or ("sums",)), "--run", str(left))
+def why(tmp_path, *words: str):
+    result = invoke("why", *(words or ("sums",)), "--run", str(tmp_path))
     if result.exception is not None:
         raise result.exception
     return " ".join(result.stdout.split())
 
 
-def test_a_job_is_told_as_it_was_left_running_or_preempted(left):
+def test_a_job_is_told_as_it_was_left_running_or_preempted(tmp_path):
     agents = {"policy": AgentProgress(reward=0.5)}
-    leave(left, a_progress(JOB, reason="Training", step=10, reward=0.5, started_at=1000.0, at=1060.0, agents=agents))
-    assert why(left) == (
-        f"No `marlaas run` uses {left} now. To continue the run, repeat the command that started it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
+    leave(
+        tmp_path, a_progress(JOB, reason="Training", step=10, reward=0.5, started_at=1000.0, at=1060.0, agents=agents)
+    )
+    assert why(tmp_path) == (
+        f"No `marlaas run` uses {tmp_path} now. To continue the run, repeat the command that started it. As it was left: team-a/sums has been running for 1 m 00 s, at step 10 "
         "of 40, reward 0.50. Training: Episodes are played and trained on. There is nothing to do."
     )
     waits = {"phase": Phase.QUEUED, "admitted": False, "reason": "Preempted", "message": "preempted by tenant b"}
     other = a_progress(OTHER, reason="Training", step=10, started_at=1000.0, admitted_s=50.0, at=1080.0)
-    leave(left, a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40), other)
-    said = why(left)
+    leave(tmp_path, a_progress(JOB, **waits, step=3, started_at=1000.0, at=1060.0, steps=40), other)
+    said = why(tmp_path)
     assert "team-a/sums has been queued for 0 s, at step 3 of 40. Preempted: The job made room" in said
     assert "the next running job to end is team-a/other, in about 2 m 30 s. There is nothing to do." in said
 
 
 @pytest.mark.parametrize("reason", ["WaitingForPool", "WaitingForTrainer", "Training"])
-def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(left, reason):
-    leave(left, a_progress(JOB, reason=reason, reason_at=1018.0, admitted_at=1000.0, started_at=1000.0, at=1060.0))
-    said = why(left)
+def test_a_job_says_for_how_long_it_waits_and_the_advice_is_about_the_run(tmp_path, reason):
+    leave(tmp_path, a_progress(JOB, reason=reason, reason_at=1018.0, admitted_at=1000.0, started_at=1000.0, at=1060.0))
+    said = why(tmp_path)
     assert "has been running for 1 m 00 s" in said
     assert (f"{reason} (for 42 s): " in said) is (reason != "Training")
-    leave(left, a_progress(JOB, phase=Phase.QUEUED, admitted=False, reason="WaitingForPool", at=1060.0))
-    said = why(left, "sums", "-n", "team-a")
+    leave(tmp_path, a_progress(JOB, phase=Phase.QUEUED, admitted=False, reason="WaitingForPool", at=1060.0))
+    said = why(tmp_path, "sums", "-n", "team-a")
     assert "team-a/sums has been queued for 1 m 00 s. WaitingForPool: " in said, "since its creation"
-    assert said.endswith(f"What to do: Wait while it starts. If it lasts, read the logs in {left}/.state/logs.")
+    assert said.endswith(f"What to do: Wait while it starts. If it lasts, read the logs in {tmp_path}/.state/logs.")
 
 
 @pytest.mark.parametrize("names", [("policy",), ("solver", "critic")])
-def test_a_succeeded_job_says_where_its_adapters_are(left, names):
+def test_a_succeeded_job_says_where_its_adapters_are(tmp_path, names):
     job = job_document("sums", spec={**STEPS, "agents": [{"name": name} for name in names]})
     agents = {name: AgentProgress(reward=0.25, eval_before=0.0, eval_last=0.5) for name in names}
     usage = {name: UsageAmounts(generated_tokens=0 if name == "critic" else 9) for name in names}
     done = {"phase": Phase.SUCCEEDED, "admitted": False, "reason": "Finished", "step": 40, "finished_at": time.time()}
     versions = dict.fromkeys(names, 40) | ({"critic": 0} if "critic" in names else {})
-    leave(left, a_progress(job, **done, versions=versions, agents=agents, usage=usage), jobs=(job,))
-    folders = [OutFolder(left).job(job.ref) / "adapter" / (name if len(names) > 1 else "") for name in names]
+    leave(tmp_path, a_progress(job, **done, versions=versions, agents=agents, usage=usage), jobs=(job,))
+    folders = [OutFolder(tmp_path).job(job.ref) / "adapter" / (name if len(names) > 1 else "") for name in names]
     for folder in folders:
         folder.mkdir(parents=True)
-    said = why(left)
+    said = why(tmp_path)
     assert re.match(r"team-a/sums succeeded \d+ s ago, at step 40 of 40, version ", said)
     agent = f" --agent {names[0]}" if len(names) > 1 else ""
-    assert f"What to do: Chat with its adapter: `marlaas chat {left} --job team-a/sums{agent}`." in said
+    assert f"What to do: Chat with its adapter: `marlaas chat {tmp_path} --job team-a/sums{agent}`." in said
     assert said.endswith(" ".join(f"Agent {name}: {folder}." for name, folder in zip(names, folders, strict=True)))
     assert ("Agent critic was called in no episode of 40 steps" in said) is ("critic" in names)
 
 
-def test_a_failed_job_and_one_that_the_run_gave_up_say_why(left):
+def test_a_failed_job_and_one_that_the_run_gave_up_say_why(tmp_path):
     ended = {"phase": Phase.FAILED, "admitted": False, "finished_at": time.time()}
     first = a_progress(JOB, **ended, reason="TooManyFaults", message="KeyError: 'x'")
-    leave(left, first, a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"))
-    assert why(left).endswith("Fix it and start a run with another --out.")
-    said = why(left, "other")
+    leave(tmp_path, first, a_progress(OTHER, **ended, reason="RoleFailed", message="trainer-0 exited 5 times"))
+    assert why(tmp_path).endswith("Fix it and start a run with another --out.")
+    said = why(tmp_path, "other")
     assert "RoleFailed: A process that the job needs failed and is not restarted." in said
     assert "Message: trainer-0 exited 5 times." in said
 
 
 @pytest.mark.parametrize(("words", "text"), rows(__file__, "unexplained"))
-def test_what_cannot_be_explained_is_refused(left, words, text):
-    leave(left)
+def test_what_cannot_be_explained_is_refused(tmp_path, words, text):
+    leave(tmp_path)
     with pytest.raises(InvalidInput, match=text):
-        why(left, *words)
+        why(tmp_path, *words)

@@ -124,12 +124,7 @@ def test_what_loading_leaves_behind_is_told_or_refused(own, left: str, code: int
 
 
 def test_start_episode_runs_before_play_in_functions_classes_and_async_ones(own) -> None:
-    name = own(
-        "class Game:\n    async def start_episode(self, task):\n        self.word = task.rng.random()\n"
-        "    async def play(self, task, agent):\n        return float(self.word == task.rng.random())\n"
-        "def play(task, agent, size=1):\n    return float(DONE == [size])\nDONE = []\n"
-        "play.start_episode = lambda task, size=1: DONE.append(size)\n"
-    )
+    name = own(data(__file__, "starts"))
     for each in (name.replace(":play", ":Game"), name):
         assert "reward of policy 1" in " ".join(invoke("play", each)[1].split())
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import select
 import shutil
 import struct
 import subprocess
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.killing import assert_gone
 from tests.tables import data, rows
 
 import marlaas.envs.locked.program as program_module
@@ -20,6 +20,7 @@ from marlaas.envs.locked.seccomp import ARCHITECTURES, AUDIT_ARCH, NUMBERS, bpf,
 
 GENEROUS = Limits(cpu_s=30, wall_s=120)
 IMPATIENT = Limits(cpu_s=20, wall_s=0.5)
+PROGRAMS = data(__file__, "programs")
 
 
 def run(*lines: str, limits=GENEROUS):
@@ -36,16 +37,10 @@ def test_programs_print_exit_and_write_scratch_files_that_are_gone_afterwards():
     ends = {"import sys; sys.exit(3)": 3, "raise SystemExit": 0, "exit_ = 1 +": 1, "raise SystemExit('no')": 1}
     ends |= {"print('\ud800')": 1, "print(1)\0": 1}
     assert {line: run(line).exit_code for line in ends} == ends
-    ran = run("def half(x):", "    return x / 0", "half(1)")
+    ran = run(PROGRAMS["divides"])
     assert ran.output.splitlines() == data(__file__, "traceback")
     assert (ran.exit_code, ran.stopped, ran.is_ok) == (1, None, False)
-    ran = run(
-        "import os, tempfile",
-        "open('a', 'w').write('hi'); os.rename('a', 'b')",
-        "with tempfile.TemporaryFile('w+') as file: file.write('x')",
-        "print(open('b').read(), os.listdir(), os.getcwd(), sep='|')",
-    )
-    said, listed, scratch = ran.output.strip().split("|")
+    said, listed, scratch = run(PROGRAMS["writes"]).output.strip().split("|")
     assert (said, listed) == ("hi", "['b']")
     assert not Path(scratch).exists()
 
@@ -54,22 +49,10 @@ REFUSED = dict(rows(__file__, "refused"))
 
 
 def test_a_program_is_refused_whatever_it_tries_also_without_python():
-    ran = run(
-        f"for line in {list(REFUSED.values())!r}:",
-        "    try: exec(line, {})",
-        "    except BaseException as error: print(type(error).__name__)",
-        "    else: print('allowed')",
-    )
+    ran = run(f"lines = {list(REFUSED.values())!r}", PROGRAMS["tries"])
     assert dict(zip(REFUSED, ran.output.splitlines(), strict=True)) == dict.fromkeys(REFUSED, "PermissionError")
     assert ran.is_ok
-    ran = run(
-        "import ctypes, os",
-        "libc, parent, buffer = ctypes.CDLL(None, use_errno=True), os.getppid(), ctypes.create_string_buffer(64)",
-        "def tried(function, *arguments):",
-        "    return (getattr(libc, function)(*arguments), ctypes.get_errno())",
-        "print(tried('ptrace', 0x4206, parent, 0, 0), tried('process_vm_readv', parent, buffer, 1, buffer, 1, 0))",
-        "print(tried('mount', b'none', b'/', b'tmpfs', 0, 0), tried('unshare', 0x10000000), tried('prctl', 4, 1))",
-    )
+    ran = run(PROGRAMS["tries without Python"])
     assert ran.output.replace("(-1, 1)", "no").split() == ["no"] * 5
 
 
@@ -79,8 +62,7 @@ def test_no_variable_module_descriptor_or_package_is_inherited(tmp_path, monkeyp
     assert ran.output == "{} []\n"
     with (tmp_path / "open").open("w") as file:
         os.set_inheritable(file.fileno(), True)
-        ran = run("import os", "def is_open(number):", "    try: os.fstat(number); return True", "    except OSError: pass",
-                  "print([number for number in range(64) if is_open(number)])")  # fmt: skip
+        ran = run(PROGRAMS["looks for files"])
     assert ran.output == "[0, 1, 2]\n"
     ran = run(f"print(open({pytest.__file__!r}).read())")
     assert ran.output.splitlines()[-1].startswith("PermissionError")
@@ -98,8 +80,7 @@ def test_what_never_ends_or_crashes_is_stopped_and_told(program, limits, stopped
 
 
 def test_forking_and_allocating_without_end_are_contained():
-    ran = run("import os, threading", "for start in (os.fork, threading.Thread(target=print).start) * 3:",
-              "    try: start()", "    except (OSError, RuntimeError) as error: print(type(error).__name__)")  # fmt: skip
+    ran = run(PROGRAMS["forks"])
     assert set(ran.output.split()) == {"PermissionError", "RuntimeError"}
     ran = run("held = []", "while True: held.append(bytearray(1 << 20))")
     assert (ran.output.splitlines()[-1], ran.exit_code) == ("MemoryError", 1)
@@ -111,13 +92,7 @@ def test_a_call_with_another_architectures_numbers_kills():
     """A 32-bit call from 64-bit code: mov eax, 20 (getpid); int 0x80; ret."""
     if os.uname().machine != "x86_64":
         pytest.skip("x86_64 only")
-    ran = run(
-        "import ctypes, mmap",
-        "memory = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)",
-        "memory.write(bytes.fromhex('b814000000cd80c3'))",
-        "address = ctypes.addressof(ctypes.c_char.from_buffer(memory))",
-        "print(ctypes.CFUNCTYPE(ctypes.c_int)(address)())",
-    )
+    ran = run(PROGRAMS["calls as 32-bit code"])
     assert (ran.stopped, ran.output) == ("it made a forbidden system call", "")
 
 
@@ -128,8 +103,7 @@ def test_the_program_goes_when_its_parent_is_killed():
     with subprocess.Popen([sys.executable, "-c", _ORPHANING], stdout=subprocess.PIPE, text=True) as parent:
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
-    assert select.select([child], [], [])[0] == [child]
-    os.close(child)
+    assert_gone(child)
 
 
 def without(folder, module, line, instead):
@@ -173,11 +147,8 @@ def test_older_kernels_locks_hold_too(known, monkeypatch, tmp_path):
 
 def test_it_needs_no_privileges_at_all():
     """Without any capability, as in a pod that drops all of them; the network namespace may then be missing."""
-    code = (
-        "import os\nfrom marlaas.envs.locked.privileges import give_up_privileges\ngive_up_privileges(os.getppid())\n"
-    )
-    code += "from marlaas.envs.locked.program import prove\nprove()\nprint(open('/proc/self/status').read())"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", data(__file__, "unprivileged")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "CapEff:\t0000000000000000" in ended.stdout
     assert "NoNewPrivs:\t1" in ended.stdout
 

@@ -226,19 +226,15 @@ def test_a_call_that_a_client_printed_anew_is_the_same_and_none_is_looked_for_wi
         assert create(client, user("x"), tools=[ADD], tool_choice="none").choices[0].message.content == CALL
 
 
-@pytest.mark.parametrize(("reply", "names"), rows(__file__, "calls"))
-def test_calls_are_read(reply, names):
+@pytest.mark.parametrize(
+    ("reply", "names"), [*rows(__file__, "calls"), *((text, None) for text in rows(__file__, "texts"))]
+)
+def test_calls_are_read_and_what_is_no_call_is_text(reply, names):
     with opened(reply) as (_, client, _):
         choice = create(client, user("x"), tools=[ADD]).choices[0]
-    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
-    assert [call.function.name for call in choice.message.tool_calls] == names
-
-
-@pytest.mark.parametrize("reply", rows(__file__, "texts"))
-def test_what_is_no_call_is_text(reply):
-    with opened(reply) as (_, client, _):
-        choice = create(client, user("x"), tools=[ADD]).choices[0]
-    assert (choice.finish_reason, choice.message.content, choice.message.tool_calls) == ("stop", reply, None)
+    calls = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content) == (("tool_calls", None) if names else ("stop", reply))
+    assert (calls and [call.function.name for call in calls]) == names
 
 
 def endless(task, agent):

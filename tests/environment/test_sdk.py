@@ -60,7 +60,7 @@ def test_the_example_fits_in_ten_lines_and_plays(tmp_path, monkeypatch):
     assert environment.play(Task(Split.TRAIN, 3, 1), Agents(state)) == 1.0
 
 
-NOT_NEEDED = "asyncio nats numpy ormsgpack matplotlib openai pydantic rich torch transformers vllm yaml"
+NOT_NEEDED = "asyncio huggingface_hub nats numpy ormsgpack matplotlib openai pydantic rich torch transformers vllm yaml"
 
 
 @pytest.mark.parametrize(("modules", "needed"), rows(__file__, "imports"))

@@ -2,7 +2,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.models.model_folders import write_model
+from tests.models.model_folders import write_adapter, write_model
 from tests.tables import data, rows
 
 from marlaas.local.documents import CHANGEABLE, Resources, merge, pool_documents, read, refuse_other_models, scaled
@@ -106,9 +106,7 @@ def test_a_run_is_continued_with_the_files_of_submit_which_name_its_pool_again(t
 
 def test_paths_of_models_and_adapters_are_read_from_the_manifests_folder(tmp_path, monkeypatch):
     write_model(tmp_path / "project" / "m", {"model.layers.0.self_attn.q_proj.weight": (8, 8)})
-    (tmp_path / "project" / "a").mkdir()
-    (tmp_path / "project" / "a" / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 16}')
-    (tmp_path / "project" / "a" / "adapter_model.safetensors").touch()
+    write_adapter(tmp_path / "project" / "a", '{"r": 8, "lora_alpha": 16}')
     file = tmp_path / "project" / "configs" / "job.yaml"
     file.parent.mkdir()
     file.write_text(data(__file__, "relative_paths"))

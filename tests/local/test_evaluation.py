@@ -1,10 +1,8 @@
 """`marlaas eval`: what a run without training plays, and what it refuses."""
 
-import json
-from pathlib import Path
-
 import pytest
 from tests.harness import changed, job_document
+from tests.models.model_folders import write_adapter
 from tests.tables import rows
 
 from marlaas.local.documents import DesiredState
@@ -12,19 +10,13 @@ from marlaas.local.evaluation import only_evaluating
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages.agent_settings import AgentSettings
 
+ADAPTER = '{"peft_type": "LORA", "r": 32, "lora_alpha": 64}'
 PAIR = tuple(AgentSettings(name=name) for name in ("solver", "verifier"))
-
-
-def adapter(folder: Path) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 32, "lora_alpha": 64}))
-    (folder / "adapter_model.safetensors").write_bytes(b"")
-    return folder
 
 
 def test_the_jobs_train_no_step_export_nothing_and_begin_with_the_given_adapters(tmp_path):
     pair = changed(job_document(), agents=PAIR, export={"path": "/exports", "trackers": ["wandb"]})
-    (job,) = only_evaluating(DesiredState((pair,), ()), {"verifier": adapter(tmp_path / "trained")}).jobs
+    (job,) = only_evaluating(DesiredState((pair,), ()), {"verifier": write_adapter(tmp_path / "trained", ADAPTER)}).jobs
     solver, verifier = job.spec.agents
     assert (job.spec.training.steps, job.spec.export.path, job.spec.export.trackers) == (0, None, ())
     assert (solver, job.spec.evaluation) == (PAIR[0], pair.spec.evaluation)
@@ -35,6 +27,6 @@ def test_the_jobs_train_no_step_export_nothing_and_begin_with_the_given_adapters
 @pytest.mark.parametrize(("agents", "tasks", "given", "words"), rows(__file__, "no_evaluations"))
 def test_an_evaluation_that_cannot_be_is_refused(tmp_path, agents, tasks, given, words):
     job = job_document(spec={"agents": agents, "evaluation": {"tasks": tasks}})
-    found = adapter(tmp_path / "trained") if given is not None else tmp_path
+    found = write_adapter(tmp_path / "trained", ADAPTER) if given is not None else tmp_path
     with pytest.raises(InvalidInput, match=words):
         only_evaluating(DesiredState((job,), ()), {given or "": found})

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.harness import job_document
+from tests.killing import assert_gone
 from tests.tables import data
 
 from marlaas.local import processes
@@ -170,22 +170,20 @@ async def waiting(parent):
     with os.fdopen(readable, "rb") as said, os.fdopen(writable, "wb") as log:
         role = await parent.fork(["wait"], log, ())
         assert await asyncio.to_thread(said.readline) == b"waiting\n"
-        gone = os.pidfd_open(role.pid)
-        yield role, gone
-        os.close(gone)
+        yield role, os.pidfd_open(role.pid)
 
 
 async def test_roles_end_with_a_parent_that_is_killed_and_with_the_context(tmp_path):
     async with started(tmp_path / "parent.log") as parent, waiting(parent) as (role, gone):
         os.kill(parent.pid, signal.SIGKILL)
         assert await role.wait() == -signal.SIGKILL
-        await asyncio.to_thread(select.select, [gone], [], [])
+        await asyncio.to_thread(assert_gone, gone)
         with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
             await parent.fork(["wait"], log, ())
     async with contextlib.AsyncExitStack() as stack:
         async with started(tmp_path / "parent.log") as parent:
             _, gone = await stack.enter_async_context(waiting(parent))
-        await asyncio.to_thread(select.select, [gone], [], [])
+        await asyncio.to_thread(assert_gone, gone)
 
 
 async def test_a_parent_with_a_second_thread_forks_nothing(tmp_path):

@@ -8,7 +8,7 @@ import os
 import time
 
 import pytest
-from tests.harness import a_step
+from tests.harness import a_step, pool_document
 
 from marlaas.local.changes import is_running
 from marlaas.local.folder import OutFolder, RunRecord, hold, translated, write
@@ -16,10 +16,8 @@ from marlaas.local.records import RecordFile, open_job, open_jobs
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
-from marlaas_api.documents import pool_spec
 from marlaas_api.errors import InvalidInput
-from marlaas_api.kinds import ModelPoolSpec
-from marlaas_api.messages import BusMessage, EvalRecord, PoolDocument, StepRecord
+from marlaas_api.messages import BusMessage, EvalRecord, StepRecord
 from marlaas_api.wire import encode
 
 
@@ -101,11 +99,9 @@ async def test_records_of_an_earlier_job_of_the_same_name_are_not_ours(bus, docu
 
 @pytest.fixture
 def out(tmp_path, document, evaluation):
-    spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
-    pool = PoolDocument(name="tiny", model_path="/m", spec=spec)
     first, second = document("reverse"), document("spell", namespace="team-b", uid="u2")
     with hold(tmp_path / "out") as folder:
-        folder.write_record(RunRecord(jobs=(first, second), pools=(pool,)))
+        folder.write_record(RunRecord(jobs=(first, second), pools=(pool_document("/m"),)))
         file = RecordFile(first.ref)
         for record in (a_step(first, 0), a_step(first, 1), evaluation(first, 0, math.nan)):
             file.add(record)
@@ -126,8 +122,7 @@ def test_a_run_is_opened_whole_by_job_or_from_a_jobs_own_folder_and_its_records_
 
 
 def test_each_agent_of_a_run_has_the_base_model_of_its_pool(tmp_path, document):
-    spec = pool_spec(ModelPoolSpec.model_validate({"model": {"builtin": "tiny"}}))
-    pools = tuple(PoolDocument(name=name, model_path=f"/{name}", spec=spec) for name in ("tiny", "big"))
+    pools = tuple(pool_document(f"/{name}", name) for name in ("tiny", "big"))
     team = document(spec={"agents": [{"name": "a"}, {"name": "b", "poolRef": {"name": "big"}}]})
     for known in (pools, pools[:1]):
         with hold(tmp_path / "out") as folder:

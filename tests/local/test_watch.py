@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 
 import pytest
-from tests.harness import identity, pool_document, working
+from tests.harness import a_manifest, pool_document, working
 
 from marlaas.local.adapter import complete, export, fetch, find
 from marlaas.local.collection import Collector
@@ -20,7 +20,7 @@ from marlaas_api.blobs import BlobCorrupt, BlobFull
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import JobDocument, Manifest, Phase, PolicyRecord, ReplicaReport
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
 from marlaas_api.wire import encode
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 
@@ -30,9 +30,8 @@ FILE = "adapter_model.safetensors"
 async def publish(bus, blobs, document, *contents: bytes, agent="policy"):
     parent = None
     for version, content in enumerate(contents):
-        body = {"agent": agent, "version": version, "step": version - 1, "parent": parent, "rank": 8}
         files = {FILE: await blobs.put("team-a", FILE, content)}
-        manifest = Manifest(**identity(document), **body, files=files, state=None, tensor_digests={}, probes=())
+        manifest = a_manifest(document, version, agent=agent, parent=parent, files=files)
         parent = await blobs.put("team-a", "manifest", encode(manifest))
     bucket = await bus.bucket(subjects.POLICY)
     record = PolicyRecord(uid=document.uid, version=len(contents) - 1, manifest=parent)

@@ -15,6 +15,14 @@ def write_header(file, shapes):
     file.write_bytes(len(header).to_bytes(8, "little") + header)
 
 
+def write_adapter(folder, config):
+    """An adapter with this configuration, and no tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(config)
+    (folder / "adapter_model.safetensors").touch()
+    return folder
+
+
 def write_model(folder, shapes=SHAPES, **config):
     """A folder that `marlaas.models.inspect` takes for a model."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables import data
 
 from marlaas.models.curriculum import calculator_task, evaluate, requested_expression, reverse_task, tool_reply
 from marlaas.models.demonstrations import NO_MISTAKES, Mistakes, calculator_demonstration, reverse_demonstration
@@ -15,15 +16,7 @@ from marlaas_api.names import Split
 SEEDS = range(400)
 NOISY_SEEDS = range(3000)
 NOISY = Mistakes(letter=0.25, untooled=0.5, call=0.4, result=0.3)
-REQUESTED = {
-    "calc: 12+34": "12+34",
-    "calc:12 + 34 ": "12 + 34",
-    "Let me see.\ncalc: 1*2\n": "1*2",
-    "calc: ": "",
-    **dict.fromkeys(["calc 12+34", "46", "I calc: 1+1", ""]),
-}
-VALUES = {"12+34": 46, "12 - 34": -22, "-3*4": -12, "99*99": 9801, "1--1": 2}
-NO_VALUES = ["12+", "1+2+3", "2**9", "1/2", "9999999999+1", "__import__('os')", ""]
+REQUESTED, VALUES = data(__file__, "requested"), data(__file__, "values")
 TEXT = st.text(alphabet=[token for token in VOCABULARY if len(token) == 1], max_size=30)
 CONVERSATION = st.lists(st.builds(TemplateMessage, st.sampled_from(ROLES), TEXT), min_size=1, max_size=6)
 
@@ -43,8 +36,7 @@ def test_held_out_tasks_are_never_trained_on():
 
 def test_what_a_reply_asks_the_calculator_which_knows_three_operations_and_no_code():
     assert {reply: requested_expression(reply) for reply in REQUESTED} == REQUESTED
-    for expression in (*VALUES, *NO_VALUES):
-        value = VALUES.get(expression)
+    for expression, value in VALUES.items():
         assert evaluate(expression) == value, expression
         assert tool_reply(expression) == ("error" if value is None else str(value))
 

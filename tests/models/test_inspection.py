@@ -3,6 +3,7 @@ import json
 
 import pytest
 from tests.models.model_folders import SHAPES, write_header, write_model
+from tests.tables import rows
 
 from marlaas.models import NotAModel, inspect, prepare
 from marlaas.models.architectures import ADAPTABLE
@@ -18,13 +19,8 @@ def test_a_model_is_known_from_its_headers(tmp_path):
     text = {"text_config": {"max_position_embeddings": 64}}  # as models with a picture side have it
     assert inspect(write_model(tmp_path / "pictures", max_position_embeddings=None, **text)).max_positions == 64
     heads = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2}
-    for given, cached in (
-        (heads, 2 * 2 * 64),
-        (heads | {"num_key_value_heads": 2, "head_dim": 32}, 2 * 2 * 2 * 32),
-        (heads | {"kv_lora_rank": 48, "qk_rope_head_dim": 16}, 2 * (48 + 16)),
-        (heads | {"layer_types": ["full_attention", "linear_attention"]}, 0),
-    ):
-        assert inspect(write_model(tmp_path / "cached", **given)).cached_values == cached
+    for given, cached in rows(__file__, "cached_values"):
+        assert inspect(write_model(tmp_path / "cached", **heads, **given)).cached_values == cached
     assert facts.adapter_parameters(4) == 4 * 2 * (8 + 8) + 4 * 2 * (8 + 32)
 
 

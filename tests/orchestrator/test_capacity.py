@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.orchestrator.demands import demand
+from tests.tables import rows
 
 from marlaas_api.messages import ReplicaReport
 from marlaas_worker.orchestrator import capacity
@@ -45,9 +46,7 @@ def test_a_cache_of_unknown_size_limits_nothing_and_the_smallest_trainer_must_be
     assert (offered.trainer_bytes, offered.bytes_per_rank) == (4, 2)
 
 
-@pytest.mark.parametrize(
-    ("rank", "room", "bytes_per_rank", "units"), [(8, 80, 1, 8), (16, 80, 1, 16), (16, 1 << 30, 1 << 20, 32)]
-)
+@pytest.mark.parametrize(("rank", "room", "bytes_per_rank", "units"), rows(__file__, "trainer_memory"))
 def test_a_job_needs_trainer_memory_by_its_rank(document, rank, room, bytes_per_rank, units):
     """16 x 1 MiB of 1 GiB are 32 of 4,096 units, because two agents take turns."""
     offered = capacity.PoolCapacity(8, 16, agents=8, trainer_bytes=room, bytes_per_rank=bytes_per_rank)

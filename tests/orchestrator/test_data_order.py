@@ -87,10 +87,7 @@ def share_with_signal(solved: float, hopeless: float, **skip: object) -> float:
     return varied / 2400
 
 
-@pytest.mark.parametrize(
-    ("solved", "hopeless", "shares"),
-    [(0.3, 0.1, (0.59, 0.79, 0.89)), (0.6, 0.1, (0.30, 0.52, 0.75)), (0.85, 0.05, (0.10, 0.18, 0.44))],
-)
+@pytest.mark.parametrize(("solved", "hopeless", "shares"), rows(__file__, "shares_with_signal"))
 def test_rest_turns_sampling_towards_what_teaches(solved, hopeless, shares):
     """The table in docs/how-to/data-order.md."""
     settings = ({}, {"after": 1}, {"passes": 8, "maxShare": 0.9})

@@ -1,11 +1,12 @@
 """Who is admitted next: by share after admission, past use and age; within a tenant by priority; a large job does not starve."""
 
 import itertools
+import math
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.orchestrator.demands import demand, names, order_of
+from tests.orchestrator.demands import Simulation, demand, names, order_of
 from tests.tables import rows
 
 from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemptions
@@ -134,62 +135,25 @@ def test_a_job_displaces_what_it_needs_itself_and_never_what_a_smaller_pool_lack
     assert exchange([demand("new", "b")], several("a", 8), total) == [("new", ["a7"])]
 
 
-class Trace:
-    """A fixed set of jobs that never end, decided on every second until nothing changes."""
-
-    def __init__(self, rows, weights, total):
-        self.weights, self.total = weights, total
-        self.all = [
-            demand(f"j{n}", *own, created_at=float(n), priority=priority) for n, (*own, priority) in enumerate(rows)
-        ]
-        self.running: dict[str, RunningJob] = {}
-        self.preemptions: list[tuple[str, str]] = []
-        self.changes: list[tuple[str, set[str]]] = []
-        self.now = 0.0
-
-    def round(self) -> bool:
-        self.now += 61.0
-        held = [one.demand for one in self.running.values()]
-        order, admitted = order_of({"tiny": self.total}, held, self.weights)
-        order.run([one for one in self.all if one.uid not in self.running])
-        found = preemptions(order, self.running.values(), self.now)
-        for one in admitted:
-            self.running[one.uid] = RunningJob(one, self.now)
-            self.changes.append((one.uid, set()))
-        for one in found:
-            for victim in one.victims:
-                del self.running[victim.uid]
-                self.preemptions.append((one.preemptor.uid, victim.uid))
-            self.changes.append((one.preemptor.uid, {victim.uid for victim in one.victims}))
-            self.running[one.preemptor.uid] = RunningJob(one.preemptor, self.now)
-        assert sum(sum(one.demand.need.values()) for one in self.running.values()) <= self.total
-        return bool(admitted or found)
-
-    def settle(self) -> None:
-        for _ in range(200):
-            if not self.round():
-                return
-        raise AssertionError("the preemptions do not end")
-
-    def share(self, tenant: str) -> float:
-        return sum(sum(one.demand.need.values()) for one in self.running.values() if one.demand.tenant == tenant)
+def endless(simulation, first, rows):
+    """The simulation, settled with these jobs more, which never end: tenant, slots and priority."""
+    for number, (tenant, units, priority) in enumerate(rows, first):
+        simulation.arrive_at(float(number), f"j{number}", tenant, math.inf, units=units, priority=priority)
+    simulation.settle()
+    return simulation
 
 
 @relaxed
 @given(rows=jobs, late=jobs, weight=st.sampled_from([1.0, 2.0, 4.0]))
 def test_preemptions_end_and_no_job_preempts_its_preemptor_back_while_nothing_else_changes(rows, late, weight):
     """It may once other jobs have changed the shares: hypothesis found such a trace of jobs with 4, 3, 2 and 1 slots."""
-    trace = Trace(rows, {"b": weight}, 8)
-    trace.settle()
-    first = len(trace.preemptions)
-    more = Trace([*rows, *late], {"b": weight}, 8)
-    more.running, more.now = trace.running, trace.now
-    more.settle()
-    for changes in (trace.changes, more.changes):
-        for (preemptor, victims), (later, later_victims) in itertools.pairwise(changes):
-            assert not (later in victims and preemptor in later_victims)
-    assert first <= len(rows) ** 2
-    assert len(more.preemptions) <= (len(rows) + len(late)) ** 2
+    trace = endless(Simulation(8, {"b": weight}, remembers=False, now=NOW), 0, rows)
+    first = list(trace.changes)
+    later = endless(trace, len(rows), late).changes[len(first) :]
+    for changes, num_jobs in ((first, len(rows)), (later, len(rows) + len(late))):
+        for (preemptor, victims), (next_one, next_victims) in itertools.pairwise(changes):
+            assert not (next_one in victims and preemptor in next_victims)
+        assert sum(len(victims) for _, victims in changes) <= num_jobs**2
 
 
 @relaxed
@@ -198,13 +162,13 @@ def test_every_tenant_ends_within_one_job_of_its_entitled_share_or_of_its_demand
     """The first tenant takes all it can before the others come."""
     weights = dict(zip("abcd", (1.0, 1.0, 2.0, 4.0), strict=True))
     demands = dict(zip("abcd", counts, strict=True))
-    trace = Trace([(first, 1, 0)] * demands[first], weights, total)
-    trace.settle()
+    trace = endless(Simulation(total, weights, remembers=False, now=NOW), 0, [(first, 1, 0)] * demands[first])
     rest = [(tenant, 1, 0) for tenant in "abcd" if tenant != first for _ in range(demands[tenant])]
-    late = Trace([(first, 1, 0)] * demands[first] + rest, weights, total)
-    late.running, late.now = trace.running, trace.now
-    late.settle()
+    endless(trace, demands[first], rest)
     active = [tenant for tenant in "abcd" if demands[tenant]]
     for tenant in active:
         entitled = total * weights[tenant] / sum(weights[one] for one in active)
-        assert late.share(tenant) >= min(demands[tenant], entitled - 1) - 1e-9
+        assert (
+            sum(one.demand.tenant == tenant for one in trace.running.values())
+            >= min(demands[tenant], entitled - 1) - 1e-9
+        )

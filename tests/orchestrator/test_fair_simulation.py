@@ -1,76 +1,8 @@
 """Admission over simulated time: jobs arrive, run for a while, and end. Shares at saturation, and a tenant with a hundred jobs."""
 
-import heapq
 import random
-from dataclasses import dataclass, field
 
-from tests.orchestrator.demands import demand, order_of
-
-from marlaas_worker.orchestrator.capacity import JobDemand
-from marlaas_worker.orchestrator.preemption import RunningJob, preemptions
-from marlaas_worker.orchestrator.shares import PastUse
-
-TICK_S = 5.0
-
-
-@dataclass
-class Simulation:
-    """One pool. Preempted jobs keep the time that they have run. preempts: whether running jobs make room."""
-
-    total: int
-    weights: dict[str, float]
-    preempts: bool = True
-    now: float = 0.0
-    past: PastUse = field(default_factory=PastUse)
-    left_s: dict[str, float] = field(default_factory=dict)
-    waiting: dict[str, JobDemand] = field(default_factory=dict)
-    running: dict[str, RunningJob] = field(default_factory=dict)
-    arrivals: list[tuple[float, str, JobDemand, float]] = field(default_factory=list)
-    started_at: dict[str, float] = field(default_factory=dict)
-    held_s: dict[str, float] = field(default_factory=dict)
-
-    def arrive_at(self, at: float, name: str, tenant: str, run_s: float, units: int = 1) -> None:
-        heapq.heappush(self.arrivals, (at, name, demand(name, tenant, units, created_at=at), run_s))
-
-    def step(self) -> None:
-        while self.arrivals and self.arrivals[0][0] <= self.now:
-            _, _, job, run_s = heapq.heappop(self.arrivals)
-            self.waiting[job.uid], self.left_s[job.uid] = job, run_s
-        held = [one.demand for one in self.running.values()]
-        order, admitted = order_of({"tiny": self.total}, held, self.weights, self.past)
-        order.run(self.waiting.values())
-        for one in admitted:
-            self._start(one)
-        for found in preemptions(order, self.running.values(), self.now) if self.preempts else ():
-            for victim in found.victims:
-                del self.running[victim.uid]
-                self.waiting[victim.uid] = victim
-                self.past.refund(victim.tenant, sum(victim.need.values()) / self.total)
-            self._start(found.preemptor)
-        self._run()
-
-    def _start(self, job: JobDemand) -> None:
-        del self.waiting[job.uid]
-        self.running[job.uid] = RunningJob(job, self.now)
-        self.started_at.setdefault(job.document.job, self.now)
-        self.past.enter(job.tenant, sum(job.need.values()) / self.total)
-
-    def _run(self) -> None:
-        self.now += TICK_S
-        shares: dict[str, float] = {}
-        for uid, one in list(self.running.items()):
-            units = sum(one.demand.need.values())
-            shares[one.demand.tenant] = shares.get(one.demand.tenant, 0.0) + units / self.total
-            self.held_s[one.demand.tenant] = self.held_s.get(one.demand.tenant, 0.0) + units * TICK_S
-            self.left_s[uid] -= TICK_S
-            if self.left_s[uid] <= 0:
-                del self.running[uid]
-        self.past.advance(self.now, shares)
-        assert sum(shares.values()) <= 1 + 1e-9
-
-    def run_until(self, at: float) -> None:
-        while self.now < at:
-            self.step()
+from tests.orchestrator.demands import TICK_S, Simulation
 
 
 def jain(values: list[float]) -> float:

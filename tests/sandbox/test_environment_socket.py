@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.killing import assert_gone
+from tests.tables import rows
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import FaultClass
@@ -80,17 +82,11 @@ async def test_episodes_are_played_in_the_other_container_once_it_has_loaded(har
     assert found == [(None, 3, {"policy": 1.0})] * 4
 
 
-@pytest.mark.parametrize(
-    ("name", "args", "words"),
-    [
-        ("rogues:nothing", {}, "rogues has no 'nothing'"),
-        ("rogues:EndsItself", {}, "the process exited while it loaded the environment"),
-        ("rogues:asks", {"tunrs": "x" * 60_000}, "has no argument 'tunrs'; did you mean 'turns'?"),
-    ],
-    ids=["no such environment", "its process ends", "arguments of nearly the largest size"],
-)
+@pytest.mark.parametrize(("name", "args", "words"), rows(__file__, "not_served"))
 async def test_an_environment_that_cannot_be_loaded_is_a_fault_in_its_own_words(harness, container, name, args, words):
+    """Arguments may have nearly the largest size."""
     container.start(name)
+    args = {argument: text * 60_000 for argument, text in args.items()}
     (episode,) = await harness.play_document(with_image(harness, args=args), socket=container.socket)
     assert episode.fault is FaultClass.ENV
     assert words in episode.fault_text
@@ -129,22 +125,13 @@ async def test_what_an_episode_had_started_goes_with_the_server_that_is_killed(h
             child.writer.write(len(body).to_bytes(4, "big") + body)
             await child.output.wait_for_text(b"ready", 30.0)
             keeper, episode, detached = map(int, child.output.text().removesuffix("ready").split())
-            fds = [os.pidfd_open(pid) for pid in (keeper, episode)]
+            handles = [os.pidfd_open(pid) for pid in (keeper, episode)]
             container.kill()
             await child.ended
-            for fd in fds:
-                await asyncio.to_thread(_until_gone, fd)
+            await asyncio.to_thread(assert_gone, *handles)
             os.kill(detached, signal.SIGKILL)  # A real container ends with its first process.
     finally:
         await children.close()
-
-
-def _until_gone(fd):
-    import select
-
-    ready, _, _ = select.select([fd], [], [], 30)
-    os.close(fd)
-    assert ready
 
 
 async def test_one_supervisor_is_served_at_a_time_and_the_next_one_gets_a_process_of_its_own(container, config):

@@ -2,7 +2,6 @@
 
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.killing import assert_gone
 from tests.tables import data
 
 from marlaas_worker.sandbox import forkserver, kernel
@@ -71,16 +71,8 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as supervisor:
         handles = [os.pidfd_open(int(pid)) for pid in supervisor.stdout.readline().split()]
         supervisor.send_signal(signal.SIGKILL)
-    assert_gone(handles)
-
-
-def assert_gone(handles):
-    """The fork server, the child and its own child have exited. handles: their pidfds."""
-    for handle in handles:
-        gone, _, _ = select.select([handle], [], [], 20.0)
-        os.close(handle)
-        assert gone
-    assert len(handles) == 3
+    assert len(handles) == 3, "the fork server, the child and its own child"
+    assert_gone(*handles)
 
 
 HOLDS = data(__file__, "holds")

@@ -7,6 +7,7 @@ import socket
 from functools import partial
 
 import pytest
+from tests.tables import data
 
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.load_report import MAX_EXTENSION, wait_until_loaded
@@ -15,7 +16,6 @@ from marlaas_worker.sandbox.server_start import ChildrenConfig, _empty_output, c
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
-DEEP = b"[" * 60_000
 
 
 @pytest.fixture
@@ -39,20 +39,13 @@ async def test_nobody_listening_is_a_lost_fork_server_and_another_socket_a_broke
             await connect_server(config, path)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [b"garbage", b"[]", DEEP, b'{"report": "broken"}', b'{"report": "ready", "x": 1}', b'{"report": "ready"}'],
-    ids=["garbage", "list", "deep", "broken", "more", "ready"],
-)
-@pytest.mark.parametrize(
-    "later",
-    [
-        b'{"report": "ended", "number": "x", "status": -4000, "cause": []}',
-        DEEP,
-        b'{"report": "ended", "number": 1e999}',
-    ],
-    ids=["no number", "deep", "infinite"],
-)
+def packets(name):
+    """Texts, and how often they are repeated."""
+    return [pytest.param(text.encode() * times, id=key) for key, (text, times) in data(__file__, name).items()]
+
+
+@pytest.mark.parametrize("said", packets("reports"))
+@pytest.mark.parametrize("later", packets("later_reports"))
 async def test_what_listens_may_say_anything_and_harms_nobody(config, path, said, later):
     """The socket's folder is the environment's as well: any of its code may listen there."""
     loop = asyncio.get_running_loop()

@@ -188,10 +188,7 @@ async def test_a_turn_that_the_engine_ends_at_its_time_limit_is_a_cut_reply_and_
         return [harness.rollout.beat(request, running_s=20.0), cut]
 
     harness.rollout.answer = answer
-    document = harness.document("rogues:asks", turn_timeout_seconds=0.1)
-    async with harness.open(document):
-        await harness.put_task(harness.task(document))
-        (episode,) = await harness.episodes(1)
+    (episode,) = await harness.play("asks", turn_timeout_seconds=0.1)
     assert (episode.fault, episode.num_cut, episode.num_overtime, episode.ending) == (None, 1, 1, Ending.MAX_TOKENS)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.killing import assert_gone
 
 from marlaas_worker.sandbox import server_start
 from marlaas_worker.sandbox.channel import encode_frame, read_frame
@@ -158,8 +158,7 @@ def test_a_fork_server_ends_with_its_supervisor_while_it_loads_and_later(templat
     if flags is not None:
         assert json.loads(connection.recv(1024, flags)) == {"report": "ready"}
     connection.close()
-    assert select.select([process], [], [], 20.0)[0]
-    os.close(process)
+    assert_gone(process)
 
 
 def test_what_loading_an_environment_has_started_is_killed_with_its_fork_server(template, tmp_path):
@@ -167,7 +166,5 @@ def test_what_loading_an_environment_has_started_is_killed_with_its_fork_server(
     with connection:
         assert connection.recv(1024) == b""
     with contextlib.suppress(ProcessLookupError):
-        left = os.pidfd_open(int((tmp_path / "started").read_text()))
-        assert select.select([left], [], [], 20.0)[0]
-        os.close(left)
+        assert_gone(os.pidfd_open(int((tmp_path / "started").read_text())))
     os.close(process)

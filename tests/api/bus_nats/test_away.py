@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.api.bus_contract.conftest import soon
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusRefused, BusUnavailable, Request
@@ -21,11 +22,6 @@ T = TypeVar("T")
 EPISODES, TASKS = subjects.EPISODES, subjects.TASKS
 EPISODE, TASK = subjects.episode("team-a", "job"), subjects.task("team-a", "job")
 USERS = Path(__file__).with_name("users.conf").read_text(encoding="utf-8")
-
-
-async def soon(awaitable: Awaitable[T]) -> T:
-    """What ends on any machine that does not hang."""
-    return await asyncio.wait_for(awaitable, 60)
 
 
 async def persist(call: Callable[[], Awaitable[T]]) -> T:
