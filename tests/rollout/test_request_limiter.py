@@ -89,9 +89,8 @@ async def test_a_place_whose_owner_gave_up_goes_to_the_next():
             entered.append(name)
             await leave.wait()
 
-    visits = [
-        asyncio.ensure_future(visit(name)) for name in ("first", "gone while waiting", "gone when called", "last")
-    ]
+    names = ("first", "gone while waiting", "gone when called", "last")
+    visits = [asyncio.ensure_future(visit(name)) for name in names]
     await asyncio.sleep(0)
     visits[1].cancel()
     await asyncio.sleep(0)

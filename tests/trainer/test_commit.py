@@ -11,8 +11,7 @@ from tests.tables import rows
 from tests.trainer.harness import assignment_of, job
 
 from marlaas_api import blobs, failpoints, subjects, wire
-from marlaas_api.blobs import BlobCorrupt, BlobUnavailable
-from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.blobs import BlobCorrupt
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.fenced import Overtaken
@@ -82,9 +81,7 @@ async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versio
     document = job()
     await harness.trained(document, steps=1)
     late = await harness.record(document)
-    before = dict(harness.blobs.contents)
-    bucket = await harness.bus.bucket(subjects.POLICY)
-    policy = PolicyKey(await harness.context("late"), bucket, assignment_of(document), 0.01)
+    before, policy = dict(harness.blobs.contents), await policy_key(harness, "late")
     await policy.tidy(late.model_copy(update={"version": 0, "manifest": (await harness.history(document))[0].parent}))
     assert harness.blobs.contents == before
 
@@ -151,9 +148,9 @@ async def looked(harness):
     await harness.report(lambda report: report.at == harness.clock.at and next(now) == 4, "trainer-1")
 
 
-async def policy_key(harness, name, **fields: Any):
+async def policy_key(harness, name):
     bucket = await harness.bus.bucket(subjects.POLICY)
-    return PolicyKey(await harness.context(name, **fields), bucket, assignment_of(job()), 0.001)
+    return PolicyKey(await harness.context(name), bucket, assignment_of(job()), 0.001)
 
 
 def version(number):
@@ -200,26 +197,6 @@ async def test_a_set_whose_answer_is_lost_happens_once(harness, monkeypatch, los
     assert (lease.revision, left) == (entry.revision, [])
     assert wire.decode_as(PolicyRecord, entry.data or b"") == lease.record
     assert (await policy.commit(lease, version(1))).record.version == 1
-
-
-class FillingBlobs(MemoryBlobs):
-    def __init__(self, refusals):
-        super().__init__()
-        self.refusals = refusals
-
-    async def put(self, folder, filename, data):
-        if self.refusals:
-            self.refusals -= 1
-            raise BlobUnavailable("no space left on device")
-        return await super().put(folder, filename, data)
-
-
-async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness):
-    blobs = FillingBlobs(refusals=5)
-    policy = await policy_key(harness, "trainer-0", blobs=blobs)
-    lease = await policy.commit(await policy.bind(None), version(0))
-    assert blobs.refusals == 0
-    assert await blobs.get(lease.record.manifest)
 
 
 UID = "uid-sums"
