@@ -174,9 +174,8 @@ def version_ref(name):
 def held(name, num=1):
     """A version of 16 bytes for each number."""
     tensors = {"w": torch.zeros(num)}
-    return CachedVersion(
-        version_ref(name), tensors, TrainingState(first_moments=tensors, second_moments=tensors, initial=tensors)
-    )
+    state = TrainingState(first_moments=tensors, second_moments=tensors, initial=tensors)
+    return CachedVersion(version_ref(name), tensors, state)
 
 
 def kept(cache, names):

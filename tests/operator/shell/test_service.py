@@ -304,9 +304,7 @@ async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tr
         await harness.until(lambda: harness.status().get("phase") == "Running", "begun")
 
 
-@pytest.mark.parametrize(
-    "error", [Invalid("exceeded quota"), cluster.Unavailable("no answer")], ids=["refused", "away"]
-)
+@pytest.mark.parametrize("error", [Invalid("exceeded quota"), cluster.Unavailable("no answer")])
 async def test_an_exporter_that_cannot_be_made_costs_the_job_nothing_and_is_asked_for_seldom(error):
     harness = ServiceHarness()
     name = "one-exporter--sandbox"
