@@ -11,7 +11,8 @@ from tests.tables import rows
 from tests.trainer.harness import assignment_of, job
 
 from marlaas_api import blobs, failpoints, subjects, wire
-from marlaas_api.blobs import BlobCorrupt
+from marlaas_api.blobs import BlobCorrupt, BlobUnavailable
+from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.fenced import Overtaken
@@ -155,9 +156,8 @@ async def policy_key(harness, name):
 
 def version(number):
     result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
-    return VersionContents(
-        result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3
-    )
+    files = {"adapter_model.safetensors": b"tensors"}
+    return VersionContents(result, 8, files, b"state", {"float32": "digest"}, (), 1e-3)
 
 
 async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(harness):
@@ -197,6 +197,19 @@ async def test_a_set_whose_answer_is_lost_happens_once(harness, monkeypatch, los
     assert (lease.revision, left) == (entry.revision, [])
     assert wire.decode_as(PolicyRecord, entry.data or b"") == lease.record
     assert (await policy.commit(lease, version(1))).record.version == 1
+
+
+async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness, monkeypatch):
+    policy, put, left = await policy_key(harness, "trainer-0"), MemoryBlobs.put, [BlobUnavailable("no space left")] * 5
+
+    async def full(*args):
+        if left:
+            raise left.pop()
+        return await put(*args)
+
+    monkeypatch.setattr(MemoryBlobs, "put", full)
+    lease = await policy.commit(await policy.bind(None), version(0))
+    assert (left, bool(await harness.blobs.get(lease.record.manifest))) == ([], True)
 
 
 UID = "uid-sums"

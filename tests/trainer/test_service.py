@@ -142,9 +142,8 @@ async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness, base, tmp
 
 
 async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(harness):
-    wide = job(
-        "wide", agent={"adapter": {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}}, algorithm="rloo"
-    )
+    adapter = {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}
+    wide = job("wide", agent={"adapter": adapter}, algorithm="rloo")
     documents = [job("one"), wide, job("other", microbatchTokens=16, kl={"coefficient": 0.05})]
     together = await harness.trained(*documents)
     for document, among_others in zip(documents, together, strict=True):
@@ -352,9 +351,8 @@ async def test_a_step_whose_messages_are_lost_with_the_connection_is_read_from_t
 async def test_messages_are_acked_once_their_step_is_committed_also_those_that_train_nothing(harness):
     document = job()
     async with harness.training(document):
-        await harness.log(
-            document, GroupUnused(**identity(document), agent="policy", step=0, index=0, rewards=(1.0, 1.0))
-        )
+        unused = GroupUnused(**identity(document), agent="policy", step=0, index=0, rewards=(1.0, 1.0))
+        await harness.log(document, unused)
         await harness.close(document, 0, 0)
         await harness.assign(document, 1, [0])
         consumers = harness.server.stream(subjects.GROUPS).consumers
