@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.operator.objects import body
+from tests.tables import data
+
 from marlaas_e2e.control_plane import ControlPlane
 from marlaas_e2e.kubectl import CommandFailed
 
@@ -54,25 +57,20 @@ def wait_for_admission(release: Release) -> None:
     words = ("create", "--dry-run=server", "-f", "-")
     for policy_name in ("own-objects", "locked-pods"):
         probe = secret("probe", {}) if policy_name == "own-objects" else deployment(automountServiceAccountToken=True)
-        tried = lambda body=probe: release.refusal(OPERATOR, *words, stdin=json.dumps(body))  # noqa: E731
+        tried = lambda made=probe: release.refusal(OPERATOR, *words, stdin=json.dumps(made))  # noqa: E731
         wait_until(lambda policy=policy_name, tried=tried: policy in tried(), f"{policy_name} is in force")
 
 
 def secret(name: str, labels: dict[str, str], namespace: str = "team-a") -> Document:
-    metadata = {"name": name, "namespace": namespace, "labels": labels}
-    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"bus.creds": "x"}}
+    return body("v1", "Secret", namespace, name, labels=labels) | {"stringData": {"bus.creds": "x"}}
 
 
 def deployment(**pod: object) -> Document:
-    labels = {"app": "x"}
-    container = {"name": "main", "image": "x", "securityContext": {"allowPrivilegeEscalation": False}}
-    security = {"automountServiceAccountToken": False, "securityContext": {"runAsNonRoot": True}}
-    locked = {**security, "containers": [container]}
-    template = {"metadata": {"labels": labels}, "spec": {**locked, **pod}}
-    metadata = {"name": "greedy-sandbox", "namespace": "team-a", "labels": OURS}
-    spec = {"selector": {"matchLabels": labels}, "template": template}
-    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    """A sandbox of the operator's that admission lets through; pod: what of its spec is otherwise."""
+    made: Document = data(__file__, "deployment")
+    made["spec"]["template"]["spec"] |= pod
+    return made
 
 
-def put(release: Release, body: Document) -> str:
-    return release.refusal(OPERATOR, "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(body))
+def put(release: Release, made: Document) -> str:
+    return release.refusal(OPERATOR, "apply", "--server-side", "--force-conflicts", "-f", "-", stdin=json.dumps(made))

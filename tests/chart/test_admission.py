@@ -7,8 +7,8 @@ from types import MappingProxyType
 
 import pytest
 import yaml
-from tests.operator.objects import job, namespace, tenant
-from tests.tables import rows
+from tests.operator.objects import body, job, namespace, tenant
+from tests.tables import data, rows
 
 from marlaas_api.kinds import RLJob, Tenant
 from marlaas_api.kinds.problems import InvalidObject, parse
@@ -19,9 +19,9 @@ from marlaas_e2e.kubectl import CommandFailed
 from .conftest import Document, Helm, Render
 from .releases import NAMESPACE, OPERATOR, OURS, Release, deployment, put, secret, wait_for_admission, wait_until
 
-ROLES = "rbac.authorization.k8s.io/v1"
 EDITOR = "ed"
-READABLE = [f"own-{number}" for number in range(16)]
+RIGHTS = data(__file__, "editor")
+(READABLE,) = (rule["resourceNames"] for rule in RIGHTS[0]["rules"] if rule["resources"] == ["secrets"])
 MANY = [f"{number}.255.255.255/32" for number in range(100, 164)], "127.255.255.255/32"
 
 
@@ -71,22 +71,18 @@ def test_the_operator_can_make_no_other_pods(release, pod, sentence):
 
 def test_the_operator_can_have_no_accounts_token_written_into_a_secret_of_its_own(release):
     """The cluster fills a Secret of this type in; the answer to an empty patch would show it to whoever stole the operator's token."""
-    body = secret("ghost-sandbox", OURS) | {"type": "kubernetes.io/service-account-token"}
-    body["metadata"]["annotations"] = {"kubernetes.io/service-account.name": "default"}
-    assert "only Secrets of type Opaque" in put(release, body)
+    ghost = secret("ghost-sandbox", OURS) | {"type": "kubernetes.io/service-account-token"}
+    ghost["metadata"]["annotations"] = {"kubernetes.io/service-account.name": "default"}
+    assert "only Secrets of type Opaque" in put(release, ghost)
 
 
 def test_the_operator_can_open_the_network_of_no_pods_but_its_own(release):
     def policy(selector: Document) -> Document:
-        metadata = {"name": "greedy-sandbox", "namespace": "team-a", "labels": OURS}
         spec = {"podSelector": selector, "policyTypes": ["Ingress"], "ingress": [{}]}
-        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+        return body("networking.k8s.io/v1", "NetworkPolicy", "team-a", "greedy-sandbox", labels=OURS) | {"spec": spec}
 
-    for selector in (
-        {},
-        {"matchLabels": {"app": "bank"}},
-        {"matchExpressions": [{"key": "app", "operator": "Exists"}]},
-    ):
+    expressions = [{"key": "app", "operator": "Exists"}]
+    for selector in ({}, {"matchLabels": {"app": "bank"}}, {"matchExpressions": expressions}):
         assert "select the pods of one job or pool" in put(release, policy(selector))
     assert put(release, policy({"matchLabels": {"marlaas.dev/job-uid": "u1"}})) == ""
 
@@ -96,8 +92,8 @@ def test_the_operator_makes_nothing_in_the_clusters_own_namespaces(release, plac
     """A pod there could mount the Secrets that lie there."""
     pod = deployment()
     pod["metadata"]["namespace"] = place
-    for body in (pod, secret("own-sandbox", OURS, place)):
-        assert "in the namespaces kube-" in put(release, body)
+    for made in (pod, secret("own-sandbox", OURS, place)):
+        assert "in the namespaces kube-" in put(release, made)
 
 
 def test_others_are_not_bothered_by_these_policies(release):
@@ -106,31 +102,14 @@ def test_others_are_not_bothered_by_these_policies(release):
     release.plane.kubectl("apply", "-f", "-", stdin=json.dumps(loose))
 
 
-def bound(name: str, reference: Document) -> Document:
-    subjects = [{"kind": "User", "name": EDITOR, "apiGroup": "rbac.authorization.k8s.io"}]
-    metadata = {"name": name, "namespace": "team-a"}
-    role = {"apiGroup": "rbac.authorization.k8s.io", **reference}
-    return {"apiVersion": ROLES, "kind": "RoleBinding", "metadata": metadata, "roleRef": role, "subjects": subjects}
-
-
 @pytest.fixture(scope="module")
 def editor(release: Release) -> Release:
     """`ed` may edit RLJobs of team-a and get the Secrets READABLE; the policies about authors are in force."""
-    rule = {"apiGroups": [""], "resources": ["secrets"], "resourceNames": READABLE, "verbs": ["get"]}
-    volumes = {"apiGroups": [""], "resources": ["configmaps", "persistentvolumeclaims"], "verbs": ["get"]}
-    rules = [rule, volumes | {"resourceNames": ["open"]}]
-    role = {"kind": "Role", "metadata": {"name": "own-secrets", "namespace": "team-a"}, "rules": rules}
-    edits = bound("edits", {"kind": "ClusterRole", "name": "marlaas-rljob-editor"})
-    reads = bound("reads", {"kind": "Role", "name": "own-secrets"})
-    everything = yaml.safe_dump_all([{"apiVersion": ROLES, **role}, edits, reads])
-    release.plane.kubectl("apply", "-f", "-", stdin=everything)
-    for closed in ({"secretRefs": names(["login"])}, {"imagePullSecrets": names(["login"])}, egress("10.0.0.1/32")):
-        wait_until(
-            lambda body=closed: " is not open " in (said := create(release, **body)) or "may not be read" in said,
-            f"{closed} is refused",
-        )
-    rows = [{"name": "rows", "configMap": {"name": "login"}}]
-    wait_until(lambda: "may not be read" in create(release, volumes=rows), "volumes are refused")
+    release.plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(RIGHTS))
+    named, rows = names(["login"]), [{"name": "rows", "configMap": {"name": "login"}}]
+    for closed in ({"secretRefs": named}, {"imagePullSecrets": named}, {"volumes": rows}):
+        wait_until(lambda fields=closed: "may not be read" in create(release, **fields), f"{closed} is refused")
+    wait_until(lambda: " is not open " in create(release, **egress("10.0.0.1/32")), "egress is refused")
     wait_until(lambda: create(release, secretRefs=names(READABLE)) == "", "the editor may edit")
     return release
 
@@ -146,8 +125,8 @@ def egress(*cidrs: str) -> Document:
 def create(release: Release, export: Document = MappingProxyType({}), **environment: object) -> str:
     """What the API server answers the editor who creates a job; a dry run."""
     where = {"image": "x:1", "entrypoint": ["x"], **environment}
-    body = job("team-a", "sums", "tiny", environment=where, export={**export})
-    return release.refusal(EDITOR, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+    made = job("team-a", "sums", "tiny", environment=where, export={**export})
+    return release.refusal(EDITOR, "create", "--dry-run=server", "-f", "-", stdin=json.dumps(made))
 
 
 def exported(secrets: list[str]) -> Document:
@@ -189,9 +168,9 @@ def test_a_job_opens_nothing_that_the_installation_closes(editor, cidrs, refused
 
 
 def _largest(**args: object) -> Document:
-    body = job("team-a", "large", "tiny", environment={"name": "reverse", "args": args})
-    body["metadata"]["annotations"] = {}
-    return body
+    made = job("team-a", "large", "tiny", environment={"name": "reverse", "args": args})
+    made["metadata"]["annotations"] = {}
+    return made
 
 
 def test_objects_that_are_too_large_are_refused_with_their_size_by_the_server_and_by_the_kinds(release):
@@ -203,9 +182,9 @@ def test_objects_that_are_too_large_are_refused_with_their_size_by_the_server_an
     noted = tenant("acme", "team-a")
     noted["metadata"]["annotations"] = {"note": "y" * 262_120}
 
-    def refusal(body: Document) -> str:
+    def refusal(made: Document) -> str:
         try:
-            release.plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(body))
+            release.plane.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(made))
         except CommandFailed as error:
             return str(error)
         return ""
@@ -213,13 +192,13 @@ def test_objects_that_are_too_large_are_refused_with_their_size_by_the_server_an
     wait_until(lambda: "bytes as text" in refusal(many), "the sizes are in force")
     assert refusal(fits) == ""
     assert parse(RLJob, fits)
-    for body, kind, words in (
+    for made, kind, words in (
         (_largest(text="ü" * 33_000), RLJob, f"args has 66011 bytes as text, at most {MAX_ARGS_BYTES}"),
         (many, RLJob, "args has 90006 bytes as text"),
         (spec, RLJob, f"at most {MAX_SPEC_BYTES} are allowed"),
         (whole, RLJob, f"at most {MAX_OBJECT_BYTES} are allowed"),
         (noted, Tenant, f"at most {MAX_OBJECT_BYTES} are allowed"),
     ):
-        assert words in refusal(body)
+        assert words in refusal(made)
         with pytest.raises(InvalidObject, match=re.escape(words)):
-            parse(kind, body)
+            parse(kind, made)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.operator.objects import PLAIN
+from tests.tables import rows
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
@@ -67,19 +68,12 @@ def test_the_notes_have_a_first_job_that_its_pool_can_take_and_say_what_uninstal
     assert f"delete persistentvolumeclaims --selector {selector}" in told
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [({"natsURL": "x"}, "natsURL"), ({"logLevel": "LOUD"}, "logLevel"), ({"blobs": {}}, "blobs.url")],
-)
-def test_what_is_not_understood_is_refused_with_its_place(tmp_path, change, words):
-    (tmp_path / "i.yaml").write_text(yaml.safe_dump({**PLAIN, **change}))
-    with pytest.raises(InvalidInput, match=words):
-        load(tmp_path / "i.yaml")
-
-
-def test_a_file_that_is_not_there_or_no_yaml_is_refused(tmp_path):
+def test_a_file_that_is_not_there_no_yaml_or_not_understood_is_refused_with_its_place(tmp_path):
+    file = tmp_path / "i.yaml"
     with pytest.raises(InvalidInput, match=r"i\.yaml"):
-        load(tmp_path / "i.yaml")
-    (tmp_path / "i.yaml").write_text("{")
-    with pytest.raises(InvalidInput, match=r"i\.yaml"):
-        load(tmp_path / "i.yaml")
+        load(file)
+    changed = [(yaml.safe_dump({**PLAIN, **change}), words) for change, words in rows(__file__, "not_understood")]
+    for text, words in (("{", r"i\.yaml"), *changed):
+        file.write_text(text)
+        with pytest.raises(InvalidInput, match=words):
+            load(file)

@@ -1,5 +1,6 @@
 """Tokenizers with chat templates of every kind, and what is said with them."""
 
+from tests.tables import data
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
@@ -8,24 +9,8 @@ from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_worker.rollout.conversation import conclude, read_reply
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-FORGETS_REASONING = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
-TRIMS = CHATML.replace("m.content", "m.content | trim")
-OPENS_REASONING = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
-DROPS_REASONING = OPENS_REASONING.replace("m.content", "m.content.split('</think>')[-1]")
-_BLOCK = "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}"
-WRITES_AN_EMPTY_BLOCK = OPENS_REASONING.replace("{{ m.content }}", _BLOCK)
-ALTERNATES = "{% if messages[-1].role != 'user' %}{{ raise_exception('users last') }}{% endif %}" + CHATML
-SHOUTS = CHATML.replace("m.content", "m.content | upper")
-COUNTS_MESSAGES = "{{ messages | length }}" + CHATML
-SHOUTS_LATER = CHATML.replace("m.content", "(m.content if loop.index > messages | length - 2 else m.content | upper)")
-_CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.a }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-SHOWS_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHATML.replace("<|im_end|>\n{% endfor %}", _CALLS)
-
-
+TEMPLATES = data(__file__, "chat_templates")
+CHATML = TEMPLATES["CHATML"]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 

@@ -3,8 +3,7 @@
 import copy
 
 import pytest
-from tests.rollout import chats
-from tests.rollout.chats import assistant, bpe, reply_to, say, user
+from tests.rollout.chats import TEMPLATES, assistant, bpe, reply_to, say, user
 from tests.tables import rows
 from tokenizers.processors import TemplateProcessing
 
@@ -58,15 +57,14 @@ def test_raw_text_begins_with_what_the_tokenizers_own_encoding_puts_there_and_on
     first = extend(tokenizer, None, "three")
     assert first.ids.tolist() == [0, *chatml.encode("three")]
     assert extend(tokenizer, None, "<|endoftext|>three").ids.tolist() == first.ids.tolist()
-    assert extend(tokenizer, reply_to(tokenizer, first, say(chatml, "14")), "plus").appended.tolist() == chatml.encode(
-        "plus"
-    )
+    later = extend(tokenizer, reply_to(tokenizer, first, say(chatml, "14")), "plus")
+    assert later.appended.tolist() == chatml.encode("plus")
     assert opened(tokenizer).ids.tolist() == opened(chatml).ids.tolist()
 
 
 @pytest.mark.parametrize(("template", "reply", "opens"), rows(__file__, "rewrites"))
 def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(template, reply, opens):
-    tokenizer = bpe(getattr(chats, template))
+    tokenizer = bpe(TEMPLATES[template])
     ended = reply_to(tokenizer, extend(tokenizer, None, user("plus")), say(tokenizer, reply))
     prompt = extend(tokenizer, ended, user("14"))
     assert prompt.draft.opens_segment is opens
@@ -77,7 +75,7 @@ def test_a_template_that_rewrites_its_past_opens_a_segment_with_a_whole_prompt(t
 
 @pytest.mark.parametrize(("template", "prefill", "end", "opening", "reply", "opens"), rows(__file__, "openings"))
 def test_a_reply_begins_with_what_the_template_or_the_environment_wrote(template, prefill, end, opening, reply, opens):
-    tokenizer = bpe(getattr(chats, template))
+    tokenizer = bpe(TEMPLATES[template])
     first = extend(tokenizer, None, (*user("plus"), *(() if prefill is None else (assistant(prefill),))))
     assert first.draft.text.partition("<|im_start|>assistant\n")[2] == end
     assert first.ids.tolist() == tokenizer.encode(first.draft.text)
@@ -90,7 +88,7 @@ def test_a_reply_begins_with_what_the_template_or_the_environment_wrote(template
 @pytest.mark.parametrize(("template", "last", "words"), rows(__file__, "beginnings"))
 def test_a_beginning_that_the_template_cannot_continue_is_refused(template, last, words):
     with pytest.raises(BadAppend, match=words):
-        extend(bpe(getattr(chats, template)), None, (*user("plus"), assistant(**last)))
+        extend(bpe(TEMPLATES[template]), None, (*user("plus"), assistant(**last)))
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path):
@@ -114,13 +112,13 @@ def test_room_counts_what_was_and_what_is_appended(tiny):
 
 @pytest.mark.parametrize(("template", "num_found", "words"), rows(__file__, "told_rewrites"))
 def test_a_template_that_rewrites_its_past_is_told_beforehand(template, num_found, words):
-    found = rewritten(bpe(vars(chats).get(template)))
+    found = rewritten(bpe(TEMPLATES.get(template)))
     assert len(found) == num_found
     assert words in " ".join(found)
 
 
 def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
-    tokenizer = bpe(chats.SHOWS_TOOLS)
+    tokenizer = bpe(TEMPLATES["SHOWS_TOOLS"])
     first = extend(tokenizer, None, user("three"), (TOOL,))
     assert first.draft.text.startswith('[{"type": "function"')
     said = reply_to(tokenizer, first, say(tokenizer, '<tool_call>{"name": "add"}</tool_call>'))
@@ -138,12 +136,12 @@ def test_tools_are_shown_from_when_they_are_given_and_others_are_another_past():
 @pytest.mark.parametrize(("template", "tools", "words"), rows(__file__, "template_refusals"))
 def test_a_template_says_itself_why_it_refuses(template, tools, words):
     with pytest.raises(BadAppend, match=words):
-        extend(bpe(vars(chats).get(template, template)), None, user("three"), tuple(tools))
+        extend(bpe(TEMPLATES.get(template, template)), None, user("three"), tuple(tools))
 
 
 @pytest.mark.parametrize(("template", "reply", "text"), rows(__file__, "demonstrations"))
 def test_a_demonstrated_reply_is_what_the_policy_would_have_generated(template, reply, text):
-    tokenizer = bpe(getattr(chats, template))
+    tokenizer = bpe(TEMPLATES[template])
     given = ChatMessage(role="assistant", **reply)
     if text is None:
         with pytest.raises(BadAppend, match=r"in another way|contains the end token <\|im_end\|>"):

@@ -132,11 +132,8 @@ async def test_what_is_not_loaded_is_never_served_and_an_unloaded_adapter_can_co
     digest, scores = await engine.digest(first), await engine.score(first, IDS)
     await engine.unload(first)
     for adapter in (first, harness.slot_for(published)):
-        for call in (
-            engine.generate("bare", adapter, PROMPT, sampling()),
-            engine.score(adapter, IDS),
-            engine.digest(adapter),
-        ):
+        drawn = engine.generate("bare", adapter, PROMPT, sampling())
+        for call in (drawn, engine.score(adapter, IDS), engine.digest(adapter)):
             with pytest.raises(LoadFailed, match="not loaded"):
                 await call
     await engine.unload(first)

@@ -75,17 +75,12 @@ def test_a_written_reply_is_read_as_that_of_a_chatml_model(text):
     assert (written.reasoning, written.content) == read_as
 
 
-UNKNOWN = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}<|endoftext|>{% endif %}{% endfor %}"
-)
-
-
 def test_a_template_whose_special_tokens_nothing_reads_is_refused_unless_its_tokenizer_says_how():
     with pytest.raises(TemplateRefused, match=r"the special tokens <\|endoftext\|> into .* Put a `response_template`"):
-        bpe(UNKNOWN).check_template()
+        bpe(DATA["unread"]).check_template()
     fields = {"thinking": {"open": "<|endoftext|>", "close": "<|im_start|>"}, "content": {}}
     own = {"start_anchor": "a:", "fields": fields}
-    tokenizer = bpe(UNKNOWN, response_template=own)
+    tokenizer = bpe(DATA["unread"], response_template=own)
     tokenizer.check_template()
     prompt = extend(tokenizer, None, user("x"))
     text = "<|endoftext|>hm<|im_start|>three"

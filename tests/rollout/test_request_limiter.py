@@ -26,6 +26,13 @@ def account(job, tenant="team-a", weight=1.0):
     return Account(tenant, weight, job)
 
 
+async def enter(limiter, entered, name, until, num_tokens=1):
+    """Take a place as a job of this name, note it, and keep it until then."""
+    async with limiter.place(account(name), num_tokens, 0, num_tokens):
+        entered.append(name)
+        await until.wait()
+
+
 async def test_no_more_requests_enter_than_the_batch_and_the_cache_hold_and_a_request_costs_what_its_holder_says():
     limiter, inside, most = RequestLimiter(3, kv_tokens=128), Counter(), Counter()
 
@@ -80,18 +87,9 @@ async def test_an_episode_is_open_while_its_request_waits_and_for_a_while_after_
 
 
 async def test_a_place_whose_owner_gave_up_goes_to_the_next():
-    limiter = RequestLimiter(1)
-    entered: list[str] = []
-    leave = asyncio.Event()
-
-    async def visit(name):
-        async with limiter.place(account(name), 1, 0):
-            entered.append(name)
-            await leave.wait()
-
-    visits = [
-        asyncio.ensure_future(visit(name)) for name in ("first", "gone while waiting", "gone when called", "last")
-    ]
+    limiter, entered, leave = RequestLimiter(1), list[str](), asyncio.Event()
+    names = ("first", "gone while waiting", "gone when called", "last")
+    visits = [asyncio.ensure_future(enter(limiter, entered, name, leave)) for name in names]
     await asyncio.sleep(0)
     visits[1].cancel()
     await asyncio.sleep(0)
@@ -108,11 +106,6 @@ async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends
     limiter, seen = RequestLimiter(4), []
     first, lone = asyncio.Event(), asyncio.Event()
 
-    async def run(name, until):
-        async with limiter.place(account("job"), 1, 0):
-            seen.append(name)
-            await until.wait()
-
     async def run_alone():
         with limiter.episodes.request(account("job"), "episode"):
             async with limiter.alone(account("job")) as place:
@@ -121,7 +114,7 @@ async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends
                 await lone.wait()
 
     async with asyncio.TaskGroup() as group:
-        for work in (run("first", first), run_alone(), run("later", first)):
+        for work in (enter(limiter, seen, "first", first), run_alone(), enter(limiter, seen, "later", first)):
             group.create_task(work)
             await asyncio.sleep(0)
         assert seen == ["first"]
@@ -144,16 +137,10 @@ async def test_a_lone_request_waits_for_the_others_and_admits_none_until_it_ends
 async def test_a_request_queued_for_a_larger_cache_enters_the_empty_engine():
     """After a restart the engine may have fewer tokens than a queued request has reserved; it must not block the queue."""
     limiter, hold, entered = RequestLimiter(8, kv_tokens=512), asyncio.Event(), list[str]()
-
-    async def run(name, tokens):
-        async with limiter.place(account(name, name), tokens, 0, tokens):
-            entered.append(name)
-            await hold.wait()
-
     async with asyncio.TaskGroup() as group:
-        group.create_task(run("first", 32))
+        group.create_task(enter(limiter, entered, "first", hold, 32))
         await asyncio.sleep(0)
-        group.create_task(run("large", 512))
+        group.create_task(enter(limiter, entered, "large", hold, 512))
         await asyncio.sleep(0)
         limiter.set_kv_tokens(256)
         assert entered == ["first"]
@@ -286,12 +273,10 @@ def test_every_version_counts_for_its_agent_from_its_load_until_its_slot_is_free
 
 
 PROMPT = np.array([1, 2], np.int32)
+PASSING = [Retryable("away"), BlobRefused("expired"), BusRefused("no permission"), RuntimeError("no thread"), OSError()]
 
 
-@pytest.mark.parametrize(
-    "error",
-    [Retryable("away"), BlobRefused("expired"), BusRefused("no permission"), RuntimeError("no thread"), OSError()],
-)
+@pytest.mark.parametrize("error", PASSING)
 def test_a_load_that_may_succeed_later_is_tried_again_ever_more_rarely(error):
     retries = Retries()
     waits = [retries.failed("v1", error, 100.0).retry_at - 100.0 for _ in range(12)]

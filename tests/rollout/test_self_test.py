@@ -70,10 +70,6 @@ class Faulty:
         return await self._engine.score(next((one for one in self.loaded if f".{kind}." in one.name), adapter), ids)
 
 
-def deaf(adapter):
-    return "zero"
-
-
 async def test_an_engine_that_applies_its_slots_passes_with_its_distance_and_is_left_empty(
     harness, run_test, publish, tmp_path, calibration
 ):
@@ -96,7 +92,9 @@ async def test_an_engine_that_rounds_worse_than_the_trainer_is_told_with_its_fig
 
 
 FAULTS = {
-    r"slot 1 of 6: .* moves the logprobs by 0\.00e\+00, expected at least 1\.00e-03: it is not applied": deaf,
+    r"slot 1 of 6: .* moves the logprobs by 0\.00e\+00, expected at least 1\.00e-03: it is not applied": lambda _: (
+        "zero"
+    ),
     r"slot 6 of 6: .* it is not applied": lambda one: "zero" if one.name.endswith(".large.5") else None,
     r"slot 1 of 6: with an adapter of zeros .* another slot's adapter is applied to these rows": lambda _: "large",
 }
@@ -115,7 +113,7 @@ async def test_a_refused_adapter_another_base_model_and_another_drawing_are_foun
         raise LoadFailed("no such layer")
 
     await reference.start()
-    engine = Faulty(reference, deaf)
+    engine = Faulty(reference, lambda _: "zero")
     engine.load = refuse
     with pytest.raises(SelfTestFailed, match="refuses the test's adapter: no such layer"):
         await run_test(engine)

@@ -54,9 +54,8 @@ def on_a_cpu(vllm):
 def lacks(process, variables):
     """Which variables a process was started without, of those that are not this process's anyway."""
     found = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
-    return [
-        f"{name}={value}" for name, value in variables.items() - os.environ.items() if f"{name}={value}" not in found
-    ]
+    ours = {f"{name}={value}" for name, value in variables.items() - os.environ.items()}
+    return sorted(ours.difference(found))
 
 
 @pytest.mark.engine

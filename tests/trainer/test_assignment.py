@@ -131,16 +131,6 @@ async def test_two_trainers_divide_agents_by_their_cost_and_no_agent_moves_again
     assert await placed(harness, "abcd", after) == after
 
 
-async def test_trainers_report_the_work_of_their_agents(harness):
-    document = job()
-    async with harness.training(document):
-        await harness.play(document, 1)
-        key = harness.policy_key(document)
-        report = await harness.report(lambda found: key in found.agent_work and found.agent_work[key][0] > 0)
-        busy_s, bound_s = report.agent_work[key]
-        assert 0 < busy_s < bound_s < WITHIN_S
-
-
 @pytest.mark.parametrize(("num_before", "known"), [(0, {3}), (1, {2, 3}), (2, {1, 2, 3}), (9, {1, 2, 3})])
 async def test_adapters_are_known_for_as_many_versions_as_groups_may_be_stale(num_before, known):
     blobs, parent = MemoryBlobs(), BlobRef(name="gone", sha256="0" * 64, size_bytes=1)
@@ -152,16 +142,12 @@ async def test_adapters_are_known_for_as_many_versions_as_groups_may_be_stale(nu
     assert found == {version: sha256_hex(b"%d" % version) for version in known}
 
 
-def jobs(num):
-    return [job(f"job-{number}") for number in range(num)]
-
-
 async def bound(harness, name, num):
     return (await harness.report(lambda found: len(found.bound) == num, name)).bound
 
 
 async def test_a_trainer_that_joins_takes_over_its_share_and_each_agent_ends_where_it_ends_alone(harness):
-    documents = jobs(4)
+    documents = [job(f"job-{number}") for number in range(4)]
     for document in documents:
         await harness.admit(document)
     async with harness.trainer(), asyncio.timeout(WITHIN_S):
@@ -200,7 +186,7 @@ async def doomed_trainer(harness, monkeypatch):
 
 @pytest.mark.parametrize("successor", ["trainer-1", "trainer-2"], ids=["restarted", "another"])
 async def test_what_a_killed_trainer_has_left_of_a_job_that_ended_since_is_removed(harness, monkeypatch, successor):
-    (document,) = jobs(1)
+    document = job()
     async with asyncio.timeout(WITHIN_S):
         async with doomed_trainer(harness, monkeypatch):
             await harness.admit(document)

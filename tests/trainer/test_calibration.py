@@ -1,4 +1,4 @@
-"""Calibration of a pool: noise by hand, a 16-bit model computed in float32, and what a trainer publishes before it trains."""
+"""Calibration of a pool: noise by hand, and a 16-bit model computed in float32."""
 
 import json
 
@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 from tests.harness import pool_document
-from tests.trainer.harness import job
+from tests.trainer.test_model import attach
 
-from marlaas_api import subjects
-from marlaas_api.messages import Calibration
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 from marlaas_worker import calibration as agreed
 from marlaas_worker.adapters import as_held, tensor_digest
@@ -18,13 +16,6 @@ from marlaas_worker.trainer.calibration import CalibrationFailed, batch_of, cali
 from marlaas_worker.trainer.model import BaseModel
 
 IDS = [[3, 9, 27, 17, 5, 40, 8, 2], [1, 60, 33, 12, 7, 7, 21, 50]]
-
-
-def with_adapter(model):
-    adapter = model.attach(4, 8, ())
-    draw = torch.Generator().manual_seed(5)
-    adapter.load({name: 0.2 * torch.randn(one.shape, generator=draw) for name, one in adapter.parameters.items()})
-    return adapter
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +36,9 @@ def rounded(tiny_model, tmp_path_factory):
 def test_a_16_bit_model_computed_in_float32_equals_a_float32_model_of_its_weights(half, rounded):
     before = [(one, one.dtype, one.detach().clone()) for one in half._model.parameters()]
     batch = batch_of(IDS)
-    found = half.precise_logprobs(with_adapter(half), batch)
+    found = half.precise_logprobs(attach(half, 5), batch)
     with torch.no_grad():
-        expected = rounded.logprobs(with_adapter(rounded), batch, 1.0)
+        expected = rounded.logprobs(attach(rounded, 5), batch, 1.0)
         coarse = half.logprobs(None, batch, 1.0)
     assert found.dtype == torch.float32
     assert (found - expected).abs().max() < 1e-5
@@ -97,15 +88,3 @@ def test_models_that_differ_in_any_one_tensor_are_told_apart_by_their_files(tiny
     assert len(found) == 1 + len(names)
     (tmp_path / "model.safetensors").write_bytes(weights)
     assert agreed.fingerprint(tmp_path) == agreed.fingerprint(tiny_model)
-
-
-async def test_a_trainer_publishes_its_calibration_and_every_version_carries_its_probes_and_tolerance(harness):
-    document = job()
-    async with harness.training(document):
-        record = await harness.version(document, 0)
-    found = await harness.get(Calibration, subjects.CALIBRATIONS, "tiny.float32")
-    manifest = await harness.manifest(record.manifest)
-    assert (found.pool, found.trainer, found.tolerance) == ("tiny", "trainer-0", 1e-4)
-    assert manifest.probe_tolerance == found.tolerance
-    assert manifest.probes == found.probes[: len(manifest.probes)]
-    assert len(manifest.probes) == 8

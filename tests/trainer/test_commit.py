@@ -82,9 +82,7 @@ async def test_a_trainer_that_has_lost_its_lease_deletes_nothing_of_later_versio
     document = job()
     await harness.trained(document, steps=1)
     late = await harness.record(document)
-    before = dict(harness.blobs.contents)
-    bucket = await harness.bus.bucket(subjects.POLICY)
-    policy = PolicyKey(await harness.context("late"), bucket, assignment_of(document), 0.01)
+    before, policy = dict(harness.blobs.contents), await policy_key(harness, "late")
     await policy.tidy(late.model_copy(update={"version": 0, "manifest": (await harness.history(document))[0].parent}))
     assert harness.blobs.contents == before
 
@@ -152,16 +150,15 @@ async def looked(harness):
     await harness.report(lambda report: report.at == harness.clock.at and next(now) == 4, "trainer-1")
 
 
-async def policy_key(harness, name, **fields: Any):
+async def policy_key(harness, name):
     bucket = await harness.bus.bucket(subjects.POLICY)
-    return PolicyKey(await harness.context(name, **fields), bucket, assignment_of(job()), 0.001)
+    return PolicyKey(await harness.context(name), bucket, assignment_of(job()), 0.001)
 
 
 def version(number):
     result = StepResult(number, number - 1, (f"uid-sums-t{number}",), {"loss": 0.5})
-    return VersionContents(
-        result, 8, {"adapter_model.safetensors": b"tensors"}, b"state", {"float32": "digest"}, (), 1e-3
-    )
+    files = {"adapter_model.safetensors": b"tensors"}
+    return VersionContents(result, 8, files, b"state", {"float32": "digest"}, (), 1e-3)
 
 
 async def test_the_commit_of_a_trainer_that_lost_its_lease_is_refused_and_changes_nothing(harness):
@@ -203,24 +200,17 @@ async def test_a_set_whose_answer_is_lost_happens_once(harness, monkeypatch, los
     assert (await policy.commit(lease, version(1))).record.version == 1
 
 
-class FillingBlobs(MemoryBlobs):
-    def __init__(self, refusals):
-        super().__init__()
-        self.refusals = refusals
+async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness, monkeypatch):
+    policy, put, left = await policy_key(harness, "trainer-0"), MemoryBlobs.put, [BlobUnavailable("no space left")] * 5
 
-    async def put(self, folder, filename, data):
-        if self.refusals:
-            self.refusals -= 1
-            raise BlobUnavailable("no space left on device")
-        return await super().put(folder, filename, data)
+    async def full(*args):
+        if left:
+            raise left.pop()
+        return await put(*args)
 
-
-async def test_a_full_disk_is_waited_for_and_the_version_is_whole(harness):
-    blobs = FillingBlobs(refusals=5)
-    policy = await policy_key(harness, "trainer-0", blobs=blobs)
+    monkeypatch.setattr(MemoryBlobs, "put", full)
     lease = await policy.commit(await policy.bind(None), version(0))
-    assert blobs.refusals == 0
-    assert await blobs.get(lease.record.manifest)
+    assert (left, bool(await harness.blobs.get(lease.record.manifest))) == ([], True)
 
 
 UID = "uid-sums"

@@ -167,9 +167,6 @@ def test_an_agent_with_much_work_does_not_delay_its_siblings():
     assert order(queue).index("calm") == 1
 
 
-PROGRAM = Path(__file__).parent / "gradient_digest.py"
-
-
 def test_on_a_gpu_products_are_as_precise_as_the_engines(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     try:
@@ -187,7 +184,8 @@ def test_on_a_gpu_products_are_as_precise_as_the_engines(monkeypatch):
 @pytest.mark.processes
 def test_processes_with_two_threads_compute_the_same_gradient_bytes_while_they_fight_for_the_processor(tiny_model):
     own = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "MKL_"))}
-    command = [sys.executable, str(PROGRAM), str(tiny_model), "2"]
+    own |= {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "tests.trainer.gradient_digest", str(tiny_model), "2"]
     processes = [subprocess.Popen(command, env=own, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate()[0].split() for process in processes]
     assert all(words == said[0] for words in said)

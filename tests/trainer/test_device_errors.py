@@ -145,9 +145,8 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_one_goes_o
         faults.rule = break_down
         rest = tasks.create_task(harness.play(frail, STEPS - 1, first=1))
         lost = await life
-        assert str(lost).startswith(
-            "the trainer's device is lost (AcceleratorError: CUDA error: an illegal memory access was encountered)"
-        )
+        words = "the trainer's device is lost (AcceleratorError: CUDA error: an illegal memory access was encountered)"
+        assert str(lost).startswith(words)
         assert not harness.metrics["trainer-0"].alive()
         reports = await (await harness.bus.bucket(subjects.REPLICAS)).entries()
         assert [wire.decode_as(ReplicaReport, entry.data).broken for entry in reports] == [{}]
@@ -157,11 +156,8 @@ async def test_a_lost_device_ends_the_role_blames_no_job_and_the_next_one_goes_o
             await asyncio.gather(others, rest)
         assert harness.metrics["trainer-0"].alive()
     assert {name: await harness.adapter(job(name)) for name in ("frail", "sound")} == undisturbed
-    told = [
-        wire.decode(one.data)
-        for one in await harness.bus.replay(subjects.EVENTS, subjects.event("team-a", "frail", "trainer"))
-    ]
-    assert "TrainingFailed" not in {getattr(event, "reason", "") for event in told}
+    told = await harness.bus.replay(subjects.EVENTS, subjects.event("team-a", "frail", "trainer"))
+    assert "TrainingFailed" not in {getattr(wire.decode(one.data), "reason", "") for one in told}
 
 
 async def test_after_a_sticky_error_nothing_more_is_computed_in_the_process():
@@ -310,10 +306,8 @@ async def test_a_conversation_that_does_not_fit_beside_another_agent_gets_its_me
 
 
 def segments(*lengths: int):
-    ids = [
-        np.array([1, 2, 3, *range(4, length + 1)], np.int32) + np.arange(length) // 3 * number
-        for number, length in enumerate(lengths)
-    ]
+    numbered = [(number, np.arange(length, dtype=np.int32)) for number, length in enumerate(lengths)]
+    ids = [places + 1 + places // 3 * number for number, places in numbered]
     return [Segment(one, np.arange(len(one)) > 2, np.full(len(one), -1, np.float32), 0, 1.0) for one in ids]
 
 

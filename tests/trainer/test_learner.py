@@ -143,13 +143,8 @@ def test_a_step_is_the_one_that_a_slow_loop_over_plain_peft_takes(base, tiny_mod
 @pytest.mark.parametrize(("algorithm", "ratio", "epochs", "kl"), rows(__file__, "several_updates"))
 def test_a_step_of_four_updates_is_the_one_that_a_slow_loop_takes(base, tiny_model, algorithm, ratio, epochs, kl):
     job = {"algorithm": algorithm, "ratio": ratio, "correction": {} if ratio == "proximal" else {"type": "none"}}
-    job |= {
-        "maxStaleness": 1,
-        "groupsPerStep": 4,
-        "updatesPerStep": 4 // epochs,
-        "epochs": epochs,
-        "kl": {"coefficient": kl},
-    }
+    job |= {"maxStaleness": 1, "groupsPerStep": 4, "updatesPerStep": 4 // epochs, "epochs": epochs}
+    job |= {"kl": {"coefficient": kl}}
     rate, epsilon = 1e-2, 1e-3  # far enough that clips bind; and no rounded zero becomes a whole update
     learner = learner_of(base, **job, optimizer={"learningRate": rate, "epsilon": epsilon, "maxGradNorm": 0.5})
     learner.begin()
@@ -217,13 +212,8 @@ def test_a_step_in_microbatches_is_the_step_of_the_whole_batch(base, algorithm, 
 def test_an_agents_own_settings_train_as_those_of_a_job_with_the_same(base):
     """Two steps with the agent's rate, clip of the gradient and entropy give the bits of a job that has them for all."""
     own = {"optimizer": {"learningRate": 1e-3, "maxGradNorm": 0.5}, "entropy": {"coefficient": 0.2}}
-    weights = []
-    for document in (
-        job(agent={"training": own}),
-        job(**own),
-        job(),
-        job(agent={"training": {"optimizer": {"learningRate": 1e-3}}}),
-    ):
+    rate, weights = {"training": {"optimizer": {"learningRate": 1e-3}}}, []
+    for document in (job(agent={"training": own}), job(**own), job(), job(agent=rate)):
         learner = Learner(base, assignment_of(document))
         learner.begin()
         step(learner, segments(0))
@@ -336,9 +326,8 @@ def test_a_step_has_the_rate_that_its_metrics_record_and_epsilon_is_added_to_the
     moments, after = learner.state(3, ()).first_moments, learner.weights()
     for name, moment in moments.items():
         gradient = 10 * moment  # beta1 is 0.9
-        assert torch.allclose(
-            before[name] - after[name], 2.5e-3 * gradient / (gradient.abs() + 0.5), rtol=1e-3, atol=1e-7
-        )
+        expected = 2.5e-3 * gradient / (gradient.abs() + 0.5)
+        assert torch.allclose(before[name] - after[name], expected, rtol=1e-3, atol=1e-7)
 
 
 def everything(learner):

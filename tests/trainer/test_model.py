@@ -45,9 +45,7 @@ def gradients(base, adapter, *batches: MicroBatch):
         parameter.grad = None
     for batch in batches:
         base.backward(base.logprobs(adapter, batch, 1.0).sum(), batch)
-    return {
-        name: parameter.grad.clone() for name, parameter in adapter.parameters.items() if parameter.grad is not None
-    }
+    return {name: one.grad.clone() for name, one in adapter.parameters.items() if one.grad is not None}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -104,9 +102,8 @@ def test_an_adapter_that_peft_made_computes_the_same_here_or_is_refused_by_name(
 ):
     """The trainer's begin of a job, on three probes; PEFT's loaded model is the reference."""
     expected = of_peft(tiny_model, tmp_path, PROBES, **{"target_modules": ["q_proj", "v_proj", "up_proj"], **fields})
-    learner = Learner(
-        base, assignment_of(job(agent={"adapter": {"rank": 4, "alpha": 8}, "initFrom": {"path": str(tmp_path)}}))
-    )
+    document = job(agent={"adapter": {"rank": 4, "alpha": 8}, "initFrom": {"path": str(tmp_path)}})
+    learner = Learner(base, assignment_of(document))
     if refused:
         with pytest.raises(AdapterInvalid, match=f"more than plain LoRA: .*{refused} is "):
             learner.begin()

@@ -49,16 +49,6 @@ def counted(monkeypatch, owner, name):
 
 
 @pytest.fixture
-def parks(monkeypatch):
-    return counted(monkeypatch, AgentTrainer, "_park")
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    return counted(monkeypatch, Residence, "_read")
-
-
-@pytest.fixture
 def room_for(monkeypatch):
     """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
 
@@ -93,7 +83,8 @@ async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can
 
 
 @pytest.mark.slow
-async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, parks):
+async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, monkeypatch):
+    parks = counted(monkeypatch, AgentTrainer, "_park")
     documents = [job(f"job-{number}") for number in range(3)]
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
@@ -106,8 +97,9 @@ async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harnes
 
 
 @pytest.mark.parametrize("host_bytes", [1 << 30, 1], ids=["host memory for all", "for none"])
-async def test_restored_from_host_memory_agents_have_the_same_bits(harness, room_for, parks, reads, host_bytes):
+async def test_restored_from_host_memory_agents_have_the_same_bits(harness, room_for, monkeypatch, host_bytes):
     """With KL references, a fixed one and one that follows the policy, and running means of rewards."""
+    parks, reads = counted(monkeypatch, AgentTrainer, "_park"), counted(monkeypatch, Residence, "_read")
     baselines = {"baseline": {"type": "running-mean"}}
     references = [{}, {"coefficient": 0.1, "reference": {"versionsBehind": 1}}]
     documents = [job(f"job-{number}", kl=kl, **baselines) for number, kl in enumerate(references)]
@@ -183,9 +175,8 @@ def version_ref(name):
 def held(name, num=1):
     """A version of 16 bytes for each number."""
     tensors = {"w": torch.zeros(num)}
-    return CachedVersion(
-        version_ref(name), tensors, TrainingState(first_moments=tensors, second_moments=tensors, initial=tensors)
-    )
+    state = TrainingState(first_moments=tensors, second_moments=tensors, initial=tensors)
+    return CachedVersion(version_ref(name), tensors, state)
 
 
 def kept(cache, names):

@@ -15,7 +15,7 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.health import exposition
-from marlaas_api.messages import GroupLogEntry, GroupReady, GroupUnused, Phase, StopReason, UntrainedCause
+from marlaas_api.messages import Calibration, GroupLogEntry, GroupReady, GroupUnused, Phase, StopReason, UntrainedCause
 from marlaas_worker.adapters import has_effect, read_adapter
 from marlaas_worker.calibration import NUM_FLOAT32_PROBES
 from marlaas_worker.health import families
@@ -30,6 +30,9 @@ async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(h
     document = job()
     async with harness.training(document):
         await harness.play(document, 3)
+        key = harness.policy_key(document)
+        work = (await harness.report(lambda found: found.agent_work.get(key, (0.0,))[0] > 0)).agent_work[key]
+        assert 0 < work[0] < work[1] < WITHIN_S, "busy for a part of the time for which it was bound"
         metrics = harness.metrics["trainer-0"]
         assert metrics.ready()
         page = exposition(families(metrics.all_samples())).splitlines()
@@ -51,6 +54,10 @@ async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(h
     tensors, config = read_adapter({name: await harness.blobs.get(ref) for name, ref in zero.files.items()})
     assert not has_effect(tensors)
     assert (config.rank, config.alpha, zero.parent, len(zero.probes)) == (8, 16, None, NUM_FLOAT32_PROBES)
+    found = await harness.get(Calibration, subjects.CALIBRATIONS, "tiny.float32")
+    assert (found.pool, found.trainer, found.tolerance) == ("tiny", "trainer-0", 1e-4)
+    assert zero.probes == found.probes[:NUM_FLOAT32_PROBES]
+    assert {(one.probe_tolerance, len(one.probes)) for one in manifests} == {(found.tolerance, NUM_FLOAT32_PROBES)}
 
 
 async def test_a_step_of_which_no_token_counts_makes_no_version_and_the_next_one_is_trained_on_the_old(harness):
@@ -135,9 +142,8 @@ async def test_a_frozen_agent_gets_version_zero_and_is_let_go(harness, base, tmp
 
 
 async def test_agents_trained_in_turn_end_exactly_where_each_ends_alone(harness):
-    wide = job(
-        "wide", agent={"adapter": {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}}, algorithm="rloo"
-    )
+    adapter = {"rank": 16, "alpha": 16, "targets": ["q_proj", "down_proj"]}
+    wide = job("wide", agent={"adapter": adapter}, algorithm="rloo")
     documents = [job("one"), wide, job("other", microbatchTokens=16, kl={"coefficient": 0.05})]
     together = await harness.trained(*documents)
     for document, among_others in zip(documents, together, strict=True):
@@ -345,9 +351,8 @@ async def test_a_step_whose_messages_are_lost_with_the_connection_is_read_from_t
 async def test_messages_are_acked_once_their_step_is_committed_also_those_that_train_nothing(harness):
     document = job()
     async with harness.training(document):
-        await harness.log(
-            document, GroupUnused(**identity(document), agent="policy", step=0, index=0, rewards=(1.0, 1.0))
-        )
+        unused = GroupUnused(**identity(document), agent="policy", step=0, index=0, rewards=(1.0, 1.0))
+        await harness.log(document, unused)
         await harness.close(document, 0, 0)
         await harness.assign(document, 1, [0])
         consumers = harness.server.stream(subjects.GROUPS).consumers

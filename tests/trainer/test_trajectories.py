@@ -14,14 +14,8 @@ from marlaas_api import wire
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn, TurnReward
 from marlaas_api.messages.training_settings import BaselineSettings, CreditSettings
 from marlaas_api.wire import pack_ids, pack_logprobs
-from marlaas_worker.trainer.trajectories import (
-    Expectation,
-    Trajectory,
-    TrajectoryInvalid,
-    TurnMissing,
-    check_turn,
-    read_group,
-)
+from marlaas_worker.trainer import trajectories
+from marlaas_worker.trainer.trajectories import Expectation, Trajectory, TrajectoryInvalid, check_turn, read_group
 from marlaas_worker.trainer.weighing import Baselines, Weighing, rows_of_groups, segments_of
 
 IDS = {"uid": "uid", "group": "uid-t0", "episode": "uid-t0-0-1"}
@@ -154,10 +148,8 @@ def test_of_a_demonstration_the_reply_is_trained_without_logprobs_and_only_in_a_
     check_turn(given, whole, whole.trajectories[0], expected)
     ((part,),) = Weighing("none", 4, 0).segments([[Trajectory({0: given}, (0,), 0.0)]])
     assert (part.ids[part.generated].tolist(), part.behaviour.sum(), part.advantage) == ([5, 6], 0.0, 1.0)
-    for wrong, text in (
-        (turn(0), "sampled, and the step trains demonstrations"),
-        (turn(0, demonstration=reply), "2 logp"),
-    ):
+    sampled, with_logprobs = turn(0), turn(0, demonstration=reply)
+    for wrong, text in ((sampled, "sampled, and the step trains demonstrations"), (with_logprobs, "2 logp")):
         with pytest.raises(TrajectoryInvalid, match=text):
             check_turn(wrong.model_copy(update={"version": 0}), whole, whole.trajectories[0], expected)
 
@@ -168,13 +160,8 @@ def test_a_turn_may_be_newer_than_its_group_up_to_the_version_that_is_trained_if
     refreshed, pinned = (Expectation(1.0, 1000, files, refreshes) for refreshes in (True, False))
     newer = turn(0, version=6, adapter_sha256="b" * 64)
     check_turn(newer, whole, whole.trajectories[0], refreshed)
-    wrong = [
-        (pinned, newer),
-        (refreshed, turn(0, version=3)),
-        (refreshed, turn(0, version=7)),
-        (refreshed, turn(0, version=6)),
-    ]
-    for expected, one in wrong:
+    wrong = [(refreshed, turn(0, version=version)) for version in (3, 7, 6)]
+    for expected, one in ((pinned, newer), *wrong):
         with pytest.raises(TrajectoryInvalid, match=r"version is \d|adapter_sha256 is"):
             check_turn(one, whole, whole.trajectories[0], expected)
 
@@ -194,7 +181,7 @@ async def test_a_group_is_read_from_leaves_to_beginnings_also_from_the_blobs_and
 
 async def test_a_missing_turn_may_still_come_and_a_wrong_one_never_turns_right(harness):
     await harness.publish_turn(turn(0))
-    with pytest.raises(TurnMissing, match=r"turn\.team-a\.sums\.uid-t0-1-1\.0 is not recorded"):
+    with pytest.raises(trajectories.TurnMissing, match=r"turn\.team-a\.sums\.uid-t0-1-1\.0 is not recorded"):
         await read_group(harness.bus, harness.blobs, group((0,), (0,)), EXPECTED)
     await harness.bus.publish("turn.team-a.sums.uid-t0-1-1.0", wire.encode(turn(7, 3)))
     with pytest.raises(TrajectoryInvalid, match="holds something other than this turn"):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tables import rows
 
 from marlaas_worker.fair_queue import FairQueue
 
@@ -17,25 +18,14 @@ def served(queue, most=99, **room):
     return [ticket.item for _ in range(most) if (ticket := queue.pop(**room))]
 
 
-def test_the_smallest_usage_by_weight_is_served_first_of_tenants_jobs_and_agents():
+@pytest.mark.parametrize(("requests", "order", "usage"), rows(__file__, "served"))
+def test_the_smallest_usage_by_weight_is_served_first_of_tenants_jobs_and_agents(requests, order, usage):
     queue = FairQueue()
-    for number in range(3):
-        queue.push(("a", "job"), f"a{number}", cost=4)
-        queue.push(("b", "job"), f"b{number}", cost=4, weight=2.0)
-    # usage a, b: 0 0 | 4 0 | 4 2 | 4 4 | 8 4 | 8 6
-    assert served(queue) == ["a0", "b0", "b1", "a1", "b2", "a2"]
-    assert (queue.usage("a"), queue.usage("b")) == (12, 6)
-    queue = FairQueue()
-    for number in range(4):
-        queue.push(("a", "long"), f"long{number}", cost=3)
-        queue.push(("a", "short"), f"short{number}", cost=1)
-    assert served(queue, 6) == ["long0", "short0", "short1", "short2", "long1", "short3"]
-    queue = FairQueue()
-    for number in range(20):
-        queue.push(("a", "team", "floods"), f"flood{number}", cost=1)
-    queue.push(("a", "team", "calm"), "calm", cost=1)
-    queue.push(("a", "single"), "single", cost=1)
-    assert served(queue, 4) == ["flood0", "single", "calm", "flood1"]
+    for path, names, cost, weight in requests:
+        for name in names.split():
+            queue.push(tuple(path.split("/")), name, cost=cost, weight=weight)
+    assert served(queue, len(order.split())) == order.split()
+    assert {tenant: queue.usage(tenant) for tenant in usage} == usage
 
 
 def test_the_real_cost_replaces_the_estimate_and_a_removed_request_costs_nothing():

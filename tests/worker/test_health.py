@@ -5,7 +5,6 @@ import builtins
 import contextlib
 import signal
 import sys
-from contextlib import suppress
 
 import pytest
 from tests.harness import WITHIN_S
@@ -159,7 +158,7 @@ async def test_calls_that_a_silent_store_lets_time_out_are_one_wait_since_the_fi
     now = [100.0]
     waits = Waits(lambda: now[0])
     for _ in range(3):
-        with suppress(BlobUnavailable):
+        with contextlib.suppress(BlobUnavailable):
             async with waits.watched("u", "write", "x"):
                 now[0] += SILENT_S + 1 + 4 * KEPT_S
                 assert waits.reported()["u"].since == 100.0

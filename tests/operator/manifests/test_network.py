@@ -102,8 +102,6 @@ def test_the_model_lies_where_the_pod_mounts_it_and_otherwise_the_init_container
     assert pool_document(modelpool(model=model)).model_path == path
 
 
-@pytest.mark.parametrize(
-    ("workers", "threads"), [({}, None), ({"cpu": "3500m"}, 4), ({"cpu": "100m"}, 1), ({"cpu": "8", "threads": 2}, 2)]
-)
+@pytest.mark.parametrize(("workers", "threads"), rows(__file__, "threads"))
 def test_a_worker_that_asked_for_some_cores_computes_on_as_many(workers, threads):
     assert pool_document(modelpool(rollout=workers)).spec.rollout.threads == threads

@@ -87,12 +87,9 @@ def test_an_eviction_is_told_until_a_pod_that_was_made_later_serves():
     assert first_fault([gone, replace(starting, ready=True, component="trainer")]) is not None
 
 
-def test_what_is_wrong_now_is_told_rather_than_what_was():
+def test_what_is_wrong_now_is_told_rather_than_what_was_of_the_first_pod_by_name_and_with_its_owner():
     now = replace(facts(one(ended(1, message="x"))), name="p-9", created_at=9.0)
     assert first_fault([evicted(FULL), now]).message == "p-9: x"
-
-
-def test_of_several_pods_the_first_by_name_is_told_with_its_owner():
     assert facts(one({"running": {}}, restartCount=2), one(ended(1), restartCount=5, name="model")).restarts == 2
     broken = facts(one(ended(1, message="x")))
     assert first_fault([broken], " of pool tiny").message == "p-0 of pool tiny: x"
@@ -109,13 +106,6 @@ def test_a_running_job_says_who_is_not_there_without_whom_it_makes_no_step(pods,
     assert (found["phase"], found["reason"], found.get("message")) == ("Running", reason, message)
 
 
-def test_a_job_that_waits_for_its_pool_says_what_the_pool_waits_for():
-    waits = new(document=document(), progress=queued("WaitingForPool", "no rollout replica of pool tiny is ready yet"))
-    found = status(repooled(waits, pods=(STARTING,)))
-    expected = "no rollout replica of pool tiny is ready yet: rollout-0 of pool tiny is starting; the job continues when it is ready"
-    assert (found["reason"], found["message"]) == ("WaitingForPool", expected)
-
-
 def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
     assert refusal_of({"status": {"conditions": [{"type": "Available", "status": "True"}]}}) is None
     scene = running(pods=())
@@ -124,9 +114,12 @@ def test_pods_that_the_namespace_refuses_are_told_by_the_deployment():
     assert (found["reason"], found["message"]) == ("PodRefused", "exceeded quota")
 
 
-def test_a_queued_job_hears_of_its_pools_trouble_only_if_it_waits_for_the_pool():
+def test_a_queued_job_hears_what_its_pool_waits_for_and_of_its_trouble_only_if_it_waits_for_the_pool():
     broken = (crashed("boom", component="rollout"),)
-    waits = new(document=document(), progress=queued("WaitingForPool"), on={"pods": broken})
+    waits = new(document=document(), progress=queued("WaitingForPool", "no replica is ready"), on={"pods": broken})
     assert status(waits)["reason"] == "ContainerCrashing"
     assert conditions(waits)["Admitted"] == ("False", "WaitingForPool")
     assert status(replace(waits, progress=queued()))["reason"] == "WaitingForSlots"
+    found = status(repooled(waits, pods=(STARTING,)))
+    expected = "no replica is ready: rollout-0 of pool tiny is starting; the job continues when it is ready"
+    assert (found["reason"], found["message"]) == ("WaitingForPool", expected)

@@ -156,21 +156,11 @@ def test_an_earlier_job_of_the_same_name_is_forgotten_before_this_one_is_handed_
     assert plan(scenes.new(document=left.model_copy(update={"deleted": True}))).actions == ()
 
 
-def test_a_running_job_in_a_steady_state_needs_nothing():
-    assert plan(told(scenes.running())) == Plan(requeue_s=600.0)
-
-
-def test_a_sandbox_waits_for_its_credential_and_a_renewed_one_is_written_before_the_deployment_that_says_so():
-    assert plan(told(scenes.snapshot(credential=None))) == Plan(requeue_s=15.0)
-    assert kinds(plan(told(scenes.running(credential="renewed"))).actions) == ["Secret", "Deployment"]
-
-
-def test_a_secret_that_was_deleted_comes_back_when_a_pod_cannot_begin():
-    waiting = scenes.pod("sandbox", ready=False, created_at=scenes.NOW - 20)
-    stuck = replace(waiting, containers=(scenes.crashed().containers[0],))
-    assert plan(told(scenes.running(pods=(stuck,)))).actions == ()
-    stuck = replace(waiting, containers=(replace(stuck.containers[0], waiting="ContainerCreating", exit_code=None),))
-    assert kinds(plan(told(scenes.running(pods=(stuck,)))).actions) == ["Secret"]
+@pytest.mark.parametrize(("scene", "acts", "requeue_s"), scenes.scene_rows(__file__, "admitted"))
+def test_an_admitted_job_whose_status_is_written_gets_what_it_lacks_and_nothing_else(scene, acts, requeue_s):
+    found = plan(told(scene))
+    assert tuple(kinds(found.actions)) == acts
+    assert acts or found == Plan(requeue_s=requeue_s)
 
 
 def test_what_an_earlier_job_of_this_name_has_left_goes_first():
@@ -197,14 +187,6 @@ def test_a_job_that_has_ended_loses_its_sandbox_policy_and_account_last(phase):
     gone = plan(replace(draining, pods=())).actions
     assert [action.kind for action in gone] == ["Secret", "NetworkPolicy", "ServiceAccount"]
     assert plan(replace(ended, owned={}, pods=())).empty
-
-
-def test_a_suspended_job_loses_its_sandbox_once_the_orchestrator_has_let_it_go():
-    asked = scenes.rljob({"suspend": True})
-    letting_go = scenes.running(job=asked, document=scenes.document(asked), owned=scenes.owned_sandbox(asked))
-    assert plan(told(letting_go)).actions == ()
-    resting = replace(letting_go, progress=scenes.progress(Phase.SUSPENDED, "Suspended"))
-    assert kinds(plan(resting).actions) == ["Delete"]
 
 
 def big(**spec):

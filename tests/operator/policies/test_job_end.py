@@ -3,21 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from tests.operator.policies.scenes import (
-    AWAKE,
-    NOW,
-    container,
-    crashed,
-    deleted,
-    document,
-    modelpool,
-    new,
-    pod,
-    progress,
-    rljob,
-    running,
-    scene_rows,
-)
+from tests.operator.policies import scenes
+from tests.operator.policies.scenes import NOW, crashed, deleted, document, new, pod, progress, rljob, running
 from tests.operator.policies.test_job import AWAY, UNREAD, kinds, plan, told
 
 from marlaas_api.messages import JobVerdict, Phase
@@ -26,7 +13,7 @@ from marlaas_operator.policies.job import FINALIZER, FORGET_S
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
 
 FROZEN = rljob({"ttlSecondsAfterFinished": 60, "agents": [{"name": "a", "trainable": False}]})
-MEMORY = container(restarts=2, exit_code=137, exit_reason="OOMKilled")
+MEMORY = scenes.container(restarts=2, exit_code=137, exit_reason="OOMKilled")
 
 
 def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
@@ -36,7 +23,7 @@ def test_a_job_goes_when_its_time_after_the_end_is_over_and_not_before():
     due = Plan((DeleteObject("u1"),), requeue_s=10.0)
     assert plan(ended, NOW + 60) == due
     assert plan(ended, NOW + 999) == due, "a refused deletion is asked for again at this pace"
-    waits = told(new(job=job, on={"pool": modelpool(adapterSlots=1)}))
+    waits = told(new(job=job, on={"pool": scenes.modelpool(adapterSlots=1)}))
     assert plan(waits, NOW + 1e6).empty, "it waits for a larger pool"
 
 
@@ -51,7 +38,7 @@ def test_the_plan_by_which_a_job_ends_looks_again_when_its_ttl_is_over(status):
     assert plan(refused).requeue_s == 60.0
 
 
-@pytest.mark.parametrize("bus", [AWAY, AWAKE])
+@pytest.mark.parametrize("bus", [AWAY, scenes.AWAKE])
 def test_a_job_that_was_given_more_steps_does_not_go_by_its_ttl_before_the_orchestrator_has_heard_of_them(bus):
     job = rljob({"ttlSecondsAfterFinished": 60})
     ended = told(new(job=job, document=document(job), progress=progress(Phase.SUCCEEDED, step=40, finished_at=NOW)))
@@ -103,7 +90,7 @@ def test_a_verdict_on_which_nobody_has_acted_yet_goes_when_its_limit_is_raised()
     assert all(write.document.verdict == judged.verdict for write in writes), "what has ended stays ended"
 
 
-@pytest.mark.parametrize(("pods", "crashes"), scene_rows(__file__, "crashes"))
+@pytest.mark.parametrize(("pods", "crashes"), scenes.scene_rows(__file__, "crashes"))
 def test_crashes_in_a_row_of_one_sandbox_count_and_those_of_its_node_do_not(pods, crashes):
     assert plan(running(pods=pods)).status.get("sandboxCrashes") == crashes
 
@@ -127,7 +114,7 @@ def test_a_deleted_job_goes_when_the_orchestrator_has_forgotten_it(left):
     assert RemoveFinalizer(FINALIZER) not in ending.actions, "a pod of it still runs"
 
 
-@pytest.mark.parametrize("bus", [AWAY, UNREAD, AWAKE])
+@pytest.mark.parametrize("bus", [AWAY, UNREAD, scenes.AWAKE])
 def test_a_deleted_job_goes_in_a_minute_whoever_does_not_answer_or_refuses_for_good(bus):
     scene = running(meta=deleted(ago_s=FORGET_S), bus=bus)
     assert plan(scene).actions == (RemoveFinalizer(FINALIZER),), "alone: a refused action would stand before it"

@@ -6,8 +6,7 @@ import json
 
 import pytest
 import yaml
-from tests.operator.objects import SYSTEM, body, job, pool
-from tests.operator.real.orchestrators import ADMITTED
+from tests.operator.objects import SYSTEM, body
 from tests.operator.real.rights import GROUPS, USER, chart, granted, in_force, install
 
 from marlaas_operator.cluster import Target
@@ -36,10 +35,6 @@ def keys_secret(harness, **labels):
     return body("v1", "Secret", SYSTEM, CREDENTIALS.name, labels=labels) | {"data": data}
 
 
-def start(harness):
-    harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS))
-
-
 async def test_it_names_what_is_missing_and_then_runs_jobs_over_a_bus_that_is_elsewhere(external, orchestrator):
     missing = "bus-credentials does not exist; create it with the keys of the external bus under the key keys.json"
     assert missing in await ended(external)
@@ -50,12 +45,7 @@ async def test_it_names_what_is_missing_and_then_runs_jobs_over_a_bus_that_is_el
     assert set((await external.gateway.get(CREDENTIALS))["data"]) == {"keys.json"}
 
     await external.gateway.apply(keys_secret(external, **LABEL))
-    await external.gateway.create(pool("tiny"))
-    start(external)
-    await external.gateway.create(job("team-a", "one", "tiny"))
-    await external.phase("team-a", "one", "Queued")
-    await orchestrator.say("team-a", "one", **ADMITTED)
-    await external.phase("team-a", "one", "Running")
+    await external.run_job(orchestrator, kubeconfig=external.plane.user_kubeconfig(USER, GROUPS))
     await external.owns(4)
     data = (await external.gateway.get(CREDENTIALS))["data"]
     assert set(data) == {"keys.json", "operator.creds", "orchestrator.creds"}
@@ -68,6 +58,6 @@ async def test_it_names_what_is_missing_and_then_runs_jobs_over_a_bus_that_is_el
 
 async def ended(harness):
     """The last words of an operator that only a person can help."""
-    start(harness)
+    harness.start_operator(kubeconfig=harness.plane.user_kubeconfig(USER, GROUPS))
     assert await asyncio.to_thread(harness.started[-1].wait, 60) == 2, harness.words()
     return harness.started[-1].last_words()

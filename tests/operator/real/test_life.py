@@ -5,10 +5,11 @@ import os
 import signal
 
 import pytest
-from tests.operator.objects import SYSTEM, job, pool
+from tests.operator.objects import SYSTEM, body, job, pool
 from tests.operator.real.harness import PATIENCE_S, eventually
 from tests.operator.real.orchestrators import ADMITTED, SUCCEEDED
 from tests.operator.real.rights import GROUPS, USER, granted, install
+from tests.tables import data
 
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import DEPLOYMENTS, MODELPOOLS, PODS, RLJOBS, STATEFULSETS
@@ -19,7 +20,7 @@ WORKLOADS = {
     "rollout": Target(STATEFULSETS, SYSTEM, "tiny-rollout"),
     "trainer": Target(STATEFULSETS, SYSTEM, "tiny-trainer"),
 }
-WORDS = "2026-11-21T16:00:01.000Z CRITICAL x marlaas_worker: the rule book of chess is not in this image\n"
+SERVES, CRASHES = data(__file__, "serves"), data(__file__, "crashes")
 CRASH = ("ContainerCrashing", "Recovered")
 TOLD = ["Admitted", *CRASH, *CRASH, "Finished", "Admitted"]
 """The events of the job, but for those of its sandbox's pods."""
@@ -73,44 +74,30 @@ async def pods_are_made_and_serve(harness):
     """In the place of controllers and kubelet."""
     for role, workload in WORKLOADS.items():
         await harness.gateway.create(pod(await harness.gateway.get(workload), role))
-        await report(harness, role, serves())
+        await report(harness, role, SERVES)
     await says(harness, "Admitted")
 
 
 async def a_crash_is_told_in_the_containers_own_words_and_is_over_when_it_serves(harness, role):
-    await report(harness, role, back_off(role))
+    await report(harness, role, CRASHES[role])
     status = await says(harness, "ContainerCrashing")
     assert status["phase"] == "Running"
     assert f"{role}-0" in status["message"]
     assert "the rule book of chess is not in this image" in status["message"]
     if role != "sandbox":
         await harness.says("Ready", "the rule book")
-    await report(harness, role, serves())
+    await report(harness, role, SERVES)
     await says(harness, "Admitted")
 
 
 def pod(workload, role):
-    template = workload["spec"]["template"]
-    labels = template["metadata"]["labels"]
-    metadata = {"name": f"{role}-0", "namespace": workload["metadata"]["namespace"], "labels": labels}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    template, place = workload["spec"]["template"], workload["metadata"]["namespace"]
+    return body("v1", "Pod", place, f"{role}-0", **template["metadata"]) | {"spec": template["spec"]}
 
 
 async def report(harness, role, status):
     target = Target(PODS, WORKLOADS[role].namespace, f"{role}-0")
     await harness.gateway.patch(target, {"status": status}, status=True)
-
-
-def serves():
-    return {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": []}
-
-
-def back_off(role):
-    crashed = {"exitCode": 1, "reason": "Error", "message": WORDS}
-    state = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": crashed}}
-    told = {"name": "supervisor" if role == "sandbox" else role, "image": "w:1", "imageID": "", "ready": False}
-    conditions = [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}]
-    return {"phase": "Running", "conditions": conditions, "containerStatuses": [{**told, **state, "restartCount": 1}]}
 
 
 async def says(harness, reason):

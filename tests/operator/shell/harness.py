@@ -32,9 +32,8 @@ class ServiceHarness:
         self.changed = asyncio.Event()
         self.cluster.listeners.append(lambda what, body: self.changed.set())
         self.issuer = beside.issuer if beside else CredentialIssuer(BusKeys.make(), lambda: 1.8e9)
-        external = ExternalSystems(
-            self.cluster, self._open_bus, self._watch, self.issuer, now=now or (lambda: 1.8e9 + loop.time())
-        )
+        now = now or (lambda: 1.8e9 + loop.time())
+        external = ExternalSystems(self.cluster, self._open_bus, self._watch, self.issuer, now=now)
         self.service = Service(external, installation(**settings))
         self.stop = asyncio.Event()
 

@@ -47,7 +47,7 @@ async def test_two_operators_that_begin_at_once_have_the_same_keys():
     assert [verb for verb, _ in cluster.calls].count("create") == 2
 
 
-async def test_an_external_bus_brings_its_own_keys():
+async def test_an_external_bus_brings_its_own_keys_and_a_secret_without_keys_is_said_to_be_one():
     cluster = MemoryCluster(SYSTEM)
     external = installation(natsPodSelector=None)
     with pytest.raises(InvalidInput, match=r"marlaas-bus does not exist.*keys\.json"):
@@ -55,16 +55,11 @@ async def test_an_external_bus_brings_its_own_keys():
     keys = BusKeys.make()
     await cluster.create(secret({"keys.json": json.dumps(keys.dump())}))
     assert await ensure_keys(cluster, external) == keys
-
-
-@pytest.mark.parametrize(
-    ("data", "words"), [({}, "has no key keys.json"), ({"keys.json": "{}"}, "missing operator, system")]
-)
-async def test_a_secret_without_keys_is_said_to_be_one(data, words):
-    cluster = MemoryCluster(SYSTEM)
-    await cluster.create(secret(data))
-    with pytest.raises(InvalidInput, match=words):
-        await ensure_keys(cluster, installation())
+    for data, words in (({}, "has no key keys.json"), ({"keys.json": "{}"}, "missing operator, system")):
+        cluster = MemoryCluster(SYSTEM)
+        await cluster.create(secret(data))
+        with pytest.raises(InvalidInput, match=words):
+            await ensure_keys(cluster, installation())
 
 
 async def test_the_platforms_credentials_are_written_once_a_window():

@@ -1,6 +1,7 @@
 """The object cache: never older than an earlier observation, with objects by owner."""
 
 import kopf
+from tests.operator import objects
 
 import marlaas_operator.handlers  # noqa: F401 - they register themselves
 from marlaas_operator.cluster import Body, Target
@@ -13,12 +14,10 @@ BOTH = (Target(TENANTS, "", "a"), Target(TENANTS, "", "b"))
 
 
 def body(target: Target, version: int, **more: object) -> Body:
-    metadata = {"name": target.name, "uid": f"uid-{target.name}", "resourceVersion": str(version), "generation": 1}
-    if target.namespace:
-        metadata["namespace"] = target.namespace
+    names = target.resource.api_version, target.resource.kind, target.namespace, target.name
+    metadata: Body = {"uid": f"uid-{target.name}", "resourceVersion": str(version), "generation": 1}
     metadata.update(more.pop("metadata", {}))  # type: ignore[call-overload]
-    kind = {"apiVersion": target.resource.api_version, "kind": target.resource.kind}
-    return {**kind, "metadata": metadata, "spec": {}, **more}
+    return {**objects.body(*names, **metadata), "spec": {}, **more}
 
 
 def a_job(version: int, **metadata: object) -> Body:

@@ -69,9 +69,7 @@ async def test_a_document_that_the_bus_does_not_take_is_a_job_that_says_so(error
         raise error
 
     monkeypatch.setattr(harness.service.documents, "write", refused)
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness):
+    async with queued_job(harness):
         await harness.until(lambda: harness.status().get("reason") == "BusUnavailable", "told")
         assert harness.service.health.state.available
     assert str(error) in harness.status()["message"]
@@ -203,9 +201,7 @@ async def test_a_job_that_goes_before_it_has_our_finalizer_leaves_no_document():
         await harness.cluster.create(job("team-a", "one", "tiny"))
         await harness.until(lambda: ("get", ONE) in harness.cluster.calls, "looked at again")
         await harness.cluster.create(job("team-a", "two", "tiny"))
-        await harness.until(
-            lambda: harness.status(cluster.Target(ONE.resource, "team-a", "two")) != {}, "the next one is told"
-        )
+        await harness.until(lambda: harness.status(job_of("two")) != {}, "the next one is told")
         assert set(orchestrator.documents) == {"team-a.two"}
         assert harness.service.cache.get(ONE) is None
 
@@ -258,9 +254,7 @@ async def test_jobs_over_queued_jobs_wait_outside_and_the_oldest_follows_when_on
 
 async def test_an_installation_may_require_a_tenant():
     harness = ServiceHarness(requireTenant=True)
-    await harness.cluster.create(pool("tiny"))
-    await harness.cluster.create(job("team-a", "one", "tiny"))
-    async with playing(harness) as orchestrator:
+    async with queued_job(harness) as orchestrator:
         await harness.until(lambda: harness.status().get("reason") == "TenantRequired", "told")
         assert "no Tenant has the namespace 'team-a'" in harness.status()["message"]
         assert not orchestrator.documents
@@ -310,9 +304,7 @@ async def test_a_job_whose_sandbox_is_refused_says_why_frees_its_slots_and_is_tr
         await harness.until(lambda: harness.status().get("phase") == "Running", "begun")
 
 
-@pytest.mark.parametrize(
-    "error", [Invalid("exceeded quota"), cluster.Unavailable("no answer")], ids=["refused", "away"]
-)
+@pytest.mark.parametrize("error", [Invalid("exceeded quota"), cluster.Unavailable("no answer")])
 async def test_an_exporter_that_cannot_be_made_costs_the_job_nothing_and_is_asked_for_seldom(error):
     harness = ServiceHarness()
     name = "one-exporter--sandbox"

@@ -15,8 +15,6 @@ from marlaas_worker.rollout import service
 from marlaas_worker.rollout.accounts import GONE_S, OPEN_S
 from marlaas_worker.rollout.reception import Reception
 
-REPLY_TOKENS = 4
-
 
 @pytest.mark.parametrize("preempted", [None, "before", "while it runs"])
 async def test_a_cancelled_generation_is_charged_prompt_and_estimated_output(harness, shut_engine, roles, preempted):
@@ -54,14 +52,6 @@ async def test_a_turn_tells_how_often_its_job_was_preempted_even_if_the_watch_is
     for one, number in ((request, 0), (later, 1), (feigned, 1)):
         assert (await harness.ask(one)).phase is ReplyPhase.RESULT
         assert (await harness.turn(one)).num_preemptions == number
-
-
-async def test_a_generation_that_ends_with_its_engine_is_charged(harness, make_engine):
-    engine = make_engine(deaths=1)
-    _, job = await harness.serving(engine)
-    assert (await harness.ask(job.request())).phase is ReplyPhase.RESULT
-    least = 2 * len(engine.calls[0].prompt_ids) + REPLY_TOKENS + 1
-    await harness.report("rollout-0", lambda report: report.tenant_tokens.get("team", 0) >= least)
 
 
 async def test_use_on_another_replica_is_charged_here(harness, shut_engine, roles):

@@ -97,9 +97,8 @@ class Play:
         if raw and (parent is None or parent in self.raw):
             self.raw.add(number)  # began as raw text: it cannot go on as chat
         append = _text(rng) if raw else tuple(_message(rng) for _ in range(rng.randint(1, 3)))
-        if (
-            not raw and append[-1].role == "assistant"
-        ):  # It cannot continue calls, or reasoning that the template drops.
+        # A reply that was begun cannot continue calls, or reasoning that the template drops.
+        if not raw and append[-1].role == "assistant":
             begun = {"tool_calls": (), "content": append[-1].content.replace("</think>", "")}
             append = (*append[:-1], append[-1].model_copy(update=begun))
         tools = (TOOL,) * rng.randint(0, 1) if self.tools and not raw and rng.random() < 0.5 else None

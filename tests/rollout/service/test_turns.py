@@ -17,7 +17,7 @@ from marlaas_worker.rollout.templates import REASON
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 
-async def test_a_turn_is_recorded_and_then_answered(harness):
+async def test_a_turn_is_recorded_then_answered_and_counted_by_a_replica_that_says_that_it_is_ready(harness):
     replica, job = await harness.serving()
     request = job.request(index=3, member=2)
     async with harness.asking(request) as asked:
@@ -32,6 +32,17 @@ async def test_a_turn_is_recorded_and_then_answered(harness):
     assert turn.meter.prompt_tokens == len(fed)
     (tensors,) = (name for name in harness.blobs.contents if name.endswith(TENSORS_FILE))
     assert turn.adapter_sha256[:16] == tensors.rsplit("/", 1)[1][:16], "the bytes of the version that answered"
+    metrics = replica.context.metrics
+    assert metrics.ready()
+    page = exposition(families(metrics.all_samples())).splitlines()
+    assert 'marlaas_rollout_tokens_total{job="job",namespace="team"} 4.0' in page
+    assert "marlaas_rollout_versions 1.0" in page
+    prefix = "marlaas_rollout_engine_"
+    engine = dict(line.removeprefix(prefix).split() for line in page if line.startswith(prefix))
+    counted = {"requests_total": 2000, "preemptions_total": 2, "steps_total": 9, "queued_steps_total": 3, "queue": 1}
+    assert engine == {name: str(float(value)) for name, value in {"restarts_total": 0, **counted}.items()}
+    await replica.stop()
+    assert not metrics.ready()
 
 
 async def test_a_demonstrated_turn_is_recorded_without_the_engine_and_only_in_a_job_that_trains_demonstrations(harness):
@@ -61,22 +72,6 @@ async def test_a_turn_that_the_time_limit_ends_is_a_cut_reply_with_the_tokens_th
     assert [call.sampling.max_s for call in replica.engine.calls] == [max_s]
 
 
-async def test_a_replica_says_that_it_is_ready_and_what_it_generated_for_whom(harness):
-    replica, job = await harness.serving()
-    await harness.ask(job.request())
-    metrics = replica.context.metrics
-    assert metrics.ready()
-    page = exposition(families(metrics.all_samples())).splitlines()
-    assert 'marlaas_rollout_tokens_total{job="job",namespace="team"} 4.0' in page
-    assert "marlaas_rollout_versions 1.0" in page
-    prefix = "marlaas_rollout_engine_"
-    engine = dict(line.removeprefix(prefix).split() for line in page if line.startswith(prefix))
-    counted = {"requests_total": 2000, "preemptions_total": 2, "steps_total": 9, "queued_steps_total": 3, "queue": 1}
-    assert engine == {name: str(float(value)) for name, value in {"restarts_total": 0, **counted}.items()}
-    await replica.stop()
-    assert not metrics.ready()
-
-
 async def test_sampling_follows_from_the_job_and_never_from_the_request(harness):
     replica, job = await harness.serving(rollout={"temperature": 0.7, "maxTokens": 9})
     await harness.ask(job.request(index=3, member=2, max_tokens=1000))
@@ -86,34 +81,10 @@ async def test_sampling_follows_from_the_job_and_never_from_the_request(harness)
     assert (first.seed, second.seed) == (2291511271023518619, 1594335443364747636), "they never change"
 
 
-async def test_a_conversation_goes_on_with_its_own_ids_also_in_branches_and_on_another_replica(harness):
-    first, job = await harness.serving()
-    for number in range(2):
-        await harness.result(job.request(turn=number))
-    await harness.result(job.request(turn=2, parent=0, append="left~"))
-    root, linear, branch = (call.prompt_ids for call in first.engine.calls)
-    said = [*map(ord, "yes"), 1]
-    assert branch == [*root, *said, *map(ord, "left"), 1]
-    await first.kill()
-    second = await harness.replica("rollout-1")
-    await harness.result(job.request(turn=3, parent=1), of="rollout-1")
-    turns = [await harness.turn(job.request(turn=number)) for number in (0, 1, 3)]
-    assert [turn.opens_segment for turn in turns] == [True, False, False]
-    appended = [unpack_ids(turn.prompt_ids).tolist() for turn in turns]
-    assert linear == [*appended[0], *said, *appended[1]]
-    assert second.engine.calls[0].prompt_ids == [*linear, *said, *appended[2]]
-
-
-async def test_a_template_that_rewrites_its_past_opens_a_segment_and_the_job_is_told(harness, make_engine):
-    engine = make_engine(reply=" padded~")
-    await harness.replica(engine=engine, tokenizer=CharacterTokenizer(trims=True))
+async def test_a_job_whose_template_rewrites_its_past_is_told(harness):
+    await harness.replica(tokenizer=CharacterTokenizer(trims=True))
     job = await harness.job()
-    await harness.ask(job.request(turn=0))
-    await harness.ask(job.request(turn=1))
-    turn = await harness.turn(job.request(turn=1))
-    assert turn.opens_segment
-    assert unpack_ids(turn.prompt_ids).tolist() == engine.calls[1].prompt_ids
-    assert "<assistant>padded~" in "".join(map(chr, engine.calls[1].prompt_ids)).replace("\x01", "~")
+    await harness.ask(job.request())
     event = await harness.emitted(job.document, REASON)
     assert event.ref == job.document.ref
     assert "rewrites its past after a reply with spaces" in event.message

@@ -186,12 +186,16 @@ async def test_an_evicted_version_is_proven_by_its_digest_when_it_comes_back(har
     assert ("digest check failed" in refused.error, refused.retryable) == (True, False)
 
 
-async def test_after_a_restart_of_the_engine_a_version_is_probed_again(harness, make_engine):
-    engine = make_engine(deaths=1)
+async def test_an_idle_engine_that_hangs_is_noticed_and_a_version_probed_again_after_its_restart(harness, make_engine):
+    engine = make_engine()
     scored = count_scores(engine)
     _, job = await harness.serving(engine)
+    name = job.adapter(0).engine_name
+    await harness.verified("rollout-0", job.adapter(0))
+    engine.die("hangs")
+    await harness.report("rollout-0", lambda report: report.restarts == 1 and name in report.verified)
     await harness.result(job.request())
-    assert scored == [job.adapter(0).engine_name] * 2
+    assert scored == [name] * 2
 
 
 async def test_a_version_that_is_asked_for_while_it_is_evicted_is_loaded_anew(harness, make_engine, monkeypatch):
