@@ -85,7 +85,7 @@ async def test_a_step_that_waits_for_groups_is_begun_again_for_an_agent_that_can
 @pytest.mark.slow
 async def test_killed_while_agents_are_parked_they_go_on_to_the_same_bits(harness, room_for, monkeypatch):
     parks = counted(monkeypatch, AgentTrainer, "_park")
-    documents = [job(f"job-{number}") for number in range(3)]
+    documents = [job(f"job-{number}", baseline={"type": "running-mean"}) for number in range(3)]
     other = await harness.another()
     expected = await other.trained(*documents, steps=3)
     room_for(1)
