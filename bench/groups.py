@@ -59,7 +59,7 @@ async def measure(num_jobs: int, num_steps: int) -> None:
             for job in jobs:
                 records = Records(context, job)
                 await records.history()
-                await records.forget_groups(num_steps - 2)
+                await records.purge_groups(num_steps - 2)
             after = await times(context, jobs, num_steps)
             await bus.close()
     num_groups = num_steps * GROUPS_PER_STEP

@@ -25,7 +25,7 @@ def trainer(name: str, **fields: object) -> ReplicaReport:
 
 def need_of(document, offered: capacity.PoolCapacity) -> dict[str, int]:
     demands = capacity.Demands()
-    demands.update({"tiny": offered})
+    demands.update({"tiny": offered}, ())
     return {name: units for (_, name), units in demands.of(document).need.items()}
 
 

@@ -10,7 +10,7 @@ from marlaas_api.messages import Episode, FaultClass, PolicyRecord, TaskMessage
 from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_api.names import Split, eval_group
 from marlaas_api.wire import encode
-from marlaas_worker.orchestrator import episodes
+from marlaas_worker.orchestrator import open_groups
 from marlaas_worker.orchestrator.episodes import EpisodeInvalid, EpisodesTooLarge, read_episode
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.job_state import JobState
@@ -71,7 +71,7 @@ def test_what_is_no_episode_is_refused_and_no_claim_is_followed(document, stored
 
 def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on_record(document, monkeypatch):
     """A sandbox that holds one member back could otherwise fill the memory of the orchestrator, which all jobs share."""
-    monkeypatch.setattr(episodes, "MAX_KEPT_BYTES", 1 << 20)
+    monkeypatch.setattr(open_groups, "MAX_KEPT_BYTES", 1 << 20)
     job = document(groupsPerStep=1, maxStaleness=1)
     job = changed(job, rollout=job.spec.rollout.model_copy(update={"group_size": 67}))
     state = JobState(job, History(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tests.harness import working
@@ -12,13 +13,16 @@ from tests.orchestrator.harness import final, mixed, running
 from marlaas_api import subjects
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus, MemoryServer
-from marlaas_api.messages import JobVerdict, Phase, ReplicaReport
+from marlaas_api.messages import JobVerdict, Phase, Progress, ReplicaReport
 from marlaas_api.names import JobRef
-from marlaas_worker.orchestrator.retention import Leftovers, Retention
+from marlaas_worker.orchestrator.jobs import Jobs
+from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.retention import Retention
 
 REF = JobRef("team-a", "sums", "u1")
 EPISODES, TURNS = subjects.episode("team-a", "sums"), subjects.turn("team-a", "sums", "*", "*")
 TURN_BYTES = 1000
+ENDED = {"phase": Phase.SUCCEEDED, "admitted": False, "reason": "Finished", "steps": 1}
 
 
 class Streams:
@@ -27,7 +31,15 @@ class Streams:
     def __init__(self) -> None:
         self.bus = MemoryServer().connect("test")
         self.retention = Retention(self.bus, REF, lambda: 0.0)
-        self.leftovers = Leftovers(self.bus, lambda: 0.0)
+        self.reports: list[ReplicaReport] = []
+        context = SimpleNamespace(bus=self.bus, now=lambda: 0.0)
+        self.progress_store = ProgressStore(self.bus)
+        self.jobs = Jobs(context, self.progress_store, lambda: self.reports, lambda: None)
+
+    async def end(self) -> None:
+        """The job has ended, as an orchestrator that begins now finds it."""
+        await self.progress_store.put(Progress(namespace="team-a", job="sums", uid=REF.uid, **ENDED))
+        await self.jobs.begin((await self.bus.state(subjects.TURNS)).last_sequence)
 
     async def record(self, number: int) -> int:
         return await self.bus.publish(subjects.turn("team-a", "sums", f"u1-t{number}-0-1", 0), b"x")
@@ -98,23 +110,27 @@ async def test_a_step_is_purged_at_once_when_the_stream_is_tight_and_if_that_fai
 async def test_the_turns_of_an_ended_job_go_once_its_recorder_has_read_all_and_its_last_episodes_stay(streams):
     read = await streams.recorder()
     await streams.step(0)
-    streams.leftovers.ended((await streams.bus.state(subjects.TURNS)).last_sequence, REF)
-    await streams.leftovers.look()
+    await streams.end()
+    await streams.jobs.purge_once()
     assert await streams.left() == (2, 2)
     await read(2)
     await streams.record(9)  # of more steps: the job is resumed
-    await streams.leftovers.look()
+    await streams.jobs.purge_once()
     assert await streams.left() == (1, 2)
 
 
-async def test_a_turn_recorded_after_its_jobs_end_goes_when_a_replica_reports_it_unless_it_is_resumed(streams):
-    streams.leftovers.ended(0, REF)
-    await streams.leftovers.look()
-    for number, (idle, left) in enumerate([({"u1"}, 0), (set(), 1)], 1):
+async def test_a_turn_recorded_after_its_jobs_end_goes_when_a_replica_reports_it_unless_the_job_is_gone(
+    streams, document
+):
+    await streams.end()
+    job = document().model_copy(update={"uid": REF.uid})
+    for number, (documents, left) in enumerate([({REF.uid: job}, 0), ({}, 1)], 1):
+        await streams.jobs.see(documents)
         await streams.record(number)
-        report = ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", job_turn_bytes={"u1": number})
-        await streams.leftovers.note([report], idle)
-        await streams.leftovers.look()
+        reported = {"job_turn_bytes": {REF.uid: number}}
+        streams.reports = [ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", **reported)]
+        await streams.jobs.note_late_turns()
+        await streams.jobs.purge_once()
         assert await streams.left() == (left, 0)
 
 

@@ -140,8 +140,7 @@ class AdmissionQueue:
         self.past.refund(document.tenant, self._demands.share_of(document))
 
     def _decide_on_queue(self, scene: AdmissionScene, queued: list[JobDocument], decision: AdmissionDecision) -> None:
-        self._demands.update(scene.pools)
-        self._demands.keep([document.uid for document in (*scene.holding, *queued)])
+        self._demands.update(scene.pools, [document.uid for document in (*scene.holding, *queued)])
         amounts = totals(scene.pools)
         running = [
             RunningJob(self._demands.of(one), since) for one, since in zip(scene.holding, scene.since, strict=True)

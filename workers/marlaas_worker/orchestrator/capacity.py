@@ -151,10 +151,11 @@ class Demands:
         self._pools: Mapping[str, PoolCapacity] = {}
         self._known: dict[str, JobDemand] = {}
 
-    def update(self, pools: Mapping[str, PoolCapacity]) -> None:
-        """Set the capacities."""
-        if pools != self._pools:
-            self._pools, self._known = dict(pools), {}
+    def update(self, pools: Mapping[str, PoolCapacity], uids: Iterable[str]) -> None:
+        """Set the capacities, and which jobs there are."""
+        before = self._known if pools == self._pools else {}
+        self._pools = dict(pools)
+        self._known = {uid: before[uid] for uid in uids if uid in before}
 
     def of(self, document: JobDocument) -> JobDemand:
         """Return a job's demand."""
@@ -167,10 +168,6 @@ class Demands:
         """Return a job's own dominant share, not divided by a weight."""
         amounts = totals(self._pools)
         return max((units / amounts[resource] for resource, units in self.of(document).need.items()), default=0.0)
-
-    def keep(self, uids: Iterable[str]) -> None:
-        """Remove all other jobs."""
-        self._known = {uid: self._known[uid] for uid in uids if uid in self._known}
 
 
 def _need(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:

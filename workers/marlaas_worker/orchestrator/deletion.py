@@ -21,7 +21,7 @@ from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.usage import late
-from marlaas_worker.role import RoleContext, end_tasks
+from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
 UNBIND_S = 15.0
@@ -36,7 +36,7 @@ Reports = Callable[[], Sequence[ReplicaReport]]
 
 
 @dataclass(frozen=True, slots=True)
-class Doomed:
+class DeletedJob:
     """A job to delete.
 
     Attributes:
@@ -49,27 +49,27 @@ class Doomed:
     keep_adapter: bool = True
 
     @staticmethod
-    def by_document(document: JobDocument) -> "Doomed":
+    def by_document(document: JobDocument) -> "DeletedJob":
         """Describe a job whose document is marked as deleted."""
         names = tuple(agent.name for agent in document.spec.agents)
-        return Doomed(document.ref, names, document.spec.adapter_retention == "keep")
+        return DeletedJob(document.ref, names, document.spec.adapter_retention == "keep")
 
     @staticmethod
-    def by_progress(progress: Progress) -> "Doomed":
+    def by_progress(progress: Progress) -> "DeletedJob":
         """Describe a job whose document was replaced by a later job of the same name.
 
         Its adapters are kept: the document, which could allow their removal, no longer exists.
         """
-        return Doomed(progress.ref, tuple(progress.versions))
+        return DeletedJob(progress.ref, tuple(progress.versions))
 
 
 class Deletion:
     """Deletes one job."""
 
-    def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, doomed: Doomed) -> None:
+    def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, job: DeletedJob) -> None:
         self._bus, self._blobs, self._now = context.bus, context.blobs, context.now
-        self._progress_store, self._reports, self._doomed = progress_store, reports, doomed
-        self._ref = doomed.ref
+        self._progress_store, self._reports, self._job = progress_store, reports, job
+        self._ref = job.ref
 
     async def run(self) -> None:
         """Return when nothing of the job is left. May be repeated. Raises errors of the bus and the blob store."""
@@ -83,9 +83,9 @@ class Deletion:
         await self._bus.purge(subjects.EVENTS, subjects.event(self._ref.namespace, self._ref.name, ">"))
         failpoint("orchestrator.delete.after_rounds")
         await self._count_late_use()
-        await self._progress_store.forget(self._ref)
+        await self._progress_store.delete(self._ref)
         failpoint("orchestrator.delete.after_level")
-        await self._forget_document()
+        await self._delete_document()
         log.info("deleted job %s (uid %s)", self._ref, self._ref.uid)
 
     async def _count_late_use(self) -> None:
@@ -113,13 +113,13 @@ class Deletion:
     async def _round(self) -> bool:
         """Remove everything that exists now. Return whether there were blobs or policies; then another round is needed."""
         policies = await self._policies()
-        await self._forget_messages([*self._doomed.agents, *policies])
+        await self._delete_messages([*self._job.agents, *policies])
         failpoint("orchestrator.delete.after_messages")
-        await self._forget_keys(subjects.PINS, f"{self._ref.key}.")
+        await self._delete_keys(subjects.PINS, f"{self._ref.key}.")
         await (await self._bus.bucket(subjects.LEDGER)).delete(self._ref.key)
-        found = await self._forget_blobs(policies)
+        found = await self._delete_blobs(policies)
         failpoint("orchestrator.delete.after_blobs")
-        await self._forget_keys(subjects.POLICY, f"{self._ref.key}.")
+        await self._delete_keys(subjects.POLICY, f"{self._ref.key}.")
         failpoint("orchestrator.delete.after_policy")
         return found or bool(policies)
 
@@ -130,7 +130,7 @@ class Deletion:
             entry.key.removeprefix(prefix): decode_as(PolicyRecord, entry.data or b"", entry.key) for entry in entries
         }
 
-    async def _forget_messages(self, agents: Iterable[str]) -> None:
+    async def _delete_messages(self, agents: Iterable[str]) -> None:
         namespace, job = self._ref.namespace, self._ref.name
         consumers = [(subjects.EPISODES, "orchestrator"), (subjects.EPISODES, "reader"), (subjects.TASKS, "sandbox")]
         for stream, reader in consumers:
@@ -147,12 +147,12 @@ class Deletion:
         ):
             await self._bus.purge(stream, subject)
 
-    async def _forget_keys(self, name: str, prefix: str) -> None:
+    async def _delete_keys(self, name: str, prefix: str) -> None:
         bucket = await self._bus.bucket(name)
         for entry in await bucket.entries(prefix):
             await bucket.delete(entry.key)
 
-    async def _forget_blobs(self, policies: dict[str, PolicyRecord]) -> bool:
+    async def _delete_blobs(self, policies: dict[str, PolicyRecord]) -> bool:
         """Remove all blobs except those of published adapters; return whether there were any.
 
         Blobs in the folders of published adapters are removed first; `_kept` depends on that order.
@@ -165,10 +165,10 @@ class Deletion:
             record = policies.get(adapter.agent)
             own = record.manifest if record is not None and record.uid == self._ref.uid else None
             kept |= await self._kept(adapter, own, [name for name in names if name.startswith(folders[-1])])
-        doomed = [name for name in names if name not in kept]
-        for name in sorted(doomed, key=lambda name: not name.startswith(tuple(folders))):
+        unneeded = [name for name in names if name not in kept]
+        for name in sorted(unneeded, key=lambda name: not name.startswith(tuple(folders))):
             await self._blobs.delete(name)
-        return bool(doomed)
+        return bool(unneeded)
 
     def _published(self) -> list[AdapterRef]:
         """Return the adapters to keep: the promoted version of each agent, or its newest if none was promoted.
@@ -176,7 +176,7 @@ class Deletion:
         Only a job that succeeded has promoted versions. Version 0 is kept only if it was promoted.
         """
         progress = self._progress_store.of(self._ref)
-        if progress is None or not self._doomed.keep_adapter:
+        if progress is None or not self._job.keep_adapter:
             return []
         ref = self._ref
         versions = {agent: version for agent, version in progress.versions.items() if version > 0} | progress.promoted
@@ -199,7 +199,7 @@ class Deletion:
             log.warning("cannot read the manifests of %s, all its blobs are kept: %s", adapter, error)
         return set(folder)
 
-    async def _forget_document(self) -> None:
+    async def _delete_document(self) -> None:
         """Remove the document, unless a later job has replaced it."""
         key = FencedKey(await self._bus.bucket(subjects.JOBS), self._ref.key)
         data = await key.read()
@@ -214,49 +214,19 @@ class Deletion:
             log.info("kept the document of job %s: another job has replaced it", self._ref)
 
 
-class Deletions:
-    """Jobs that are being deleted, by namespace and name. `changed` is called when a deletion ends."""
-
-    def __init__(
-        self, context: RoleContext, progress_store: ProgressStore, reports: Reports, changed: Callable[[], None]
-    ) -> None:
-        self._context, self._progress_store, self._reports, self._changed = context, progress_store, reports, changed
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(MAX_DELETES)
-
-    def concerns(self, ref: JobRef) -> bool:
-        """Return whether a job of this name is being deleted; until then no other job of that name may begin."""
-        return ref.key in self._tasks
-
-    def begin(self, doomed: Doomed) -> None:
-        """Start a job's deletion, unless one of that name is in progress."""
-        if doomed.ref.key in self._tasks:
+async def delete(
+    context: RoleContext, progress_store: ProgressStore, reports: Reports, job: DeletedJob, slots: asyncio.Semaphore
+) -> None:
+    """Delete a job; an error is logged, and the deletion repeated until nothing of the job is left. slots: of deletions at a time."""
+    deletion = Deletion(context, progress_store, reports, job)
+    while True:
+        try:
+            async with slots:
+                await deletion.run()
             return
-        task = asyncio.create_task(self._run(doomed), name=f"delete {doomed.ref}")
-        task.add_done_callback(lambda _: self._changed())
-        self._tasks[doomed.ref.key] = task
-
-    def settle(self) -> None:
-        """Remove finished deletions. Raises their unexpected errors, those that are not MarlaasError."""
-        for key, task in list(self._tasks.items()):
-            if task.done():
-                del self._tasks[key]
-                task.result()
-
-    async def end(self) -> None:
-        """Cancel all deletions; the next orchestrator repeats them."""
-        await end_tasks(list(self._tasks.values()))
-
-    async def _run(self, doomed: Doomed) -> None:
-        deletion = Deletion(self._context, self._progress_store, self._reports, doomed)
-        while True:
-            try:
-                async with self._slots:
-                    await deletion.run()
-                return
-            except Retryable as error:
-                log.warning("deleting job %s failed, retry in %g s: %s", doomed.ref, RETRY_S, error)
-                await asyncio.sleep(RETRY_S)
-            except MarlaasError as error:
-                log.error("deleting job %s failed, retry in %g s: %s", doomed.ref, REFUSED_S, error)
-                await asyncio.sleep(REFUSED_S)
+        except Retryable as error:
+            log.warning("deleting job %s failed, retry in %g s: %s", job.ref, RETRY_S, error)
+            await asyncio.sleep(RETRY_S)
+        except MarlaasError as error:
+            log.error("deleting job %s failed, retry in %g s: %s", job.ref, REFUSED_S, error)
+            await asyncio.sleep(REFUSED_S)

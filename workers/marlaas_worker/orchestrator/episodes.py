@@ -3,11 +3,10 @@
 The author of an episode has the job's sandbox credential and runs a tenant's code, so nothing in it is trusted.
 An episode that our sandboxes could not have written fails its job with an error text, and affects no other job.
 Blob references in messages are not followed: they could name any file of the blob store.
-Episodes of open groups stay in memory, which all jobs share: `slim` and `KeptSizes` bound what they take.
+Episodes of open groups stay in memory, which all jobs share: `slim` bounds what one takes, and `OpenGroups` what all of a job take.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from marlaas_api.bus import Stored
 from marlaas_api.errors import Permanent
@@ -68,29 +67,12 @@ def slim(episode: Episode) -> Episode:
     return episode.model_copy(update={**_NO_TEXTS, "leaves": last, "choices": ()})
 
 
-class KeptSizes:
-    """Memory of the turns and metrics of a job's kept episodes: by index of the training group, of the evaluation under None."""
-
-    def __init__(self) -> None:
-        self._bytes: Counter[int | None] = Counter()
-
-    def add(self, group: int | None, episode: Episode) -> None:
-        """Add an episode that is kept. Raises EpisodesTooLarge."""
-        numbers = sum(map(len, episode.leaves.values()))
-        numbers += sum(len(choice.turns) + len(choice.rewards) for choice in episode.choices)
-        numbers += _NUMBERS_OF_A_REWARD * sum(map(len, episode.turn_rewards.values()))
-        self._bytes[group] += _NUMBER_BYTES * numbers + _METRIC_BYTES * len(episode.metrics)
-        if (size := self._bytes.total()) > MAX_KEPT_BYTES:
-            raise EpisodesTooLarge(
-                f"the conversations, candidates and metrics of the episodes in open groups and the evaluation take {size >> 20} MiB, more than "
-                f"the {MAX_KEPT_BYTES >> 20} MiB that the orchestrator keeps for a job: lower their number in each episode, evaluation.tasks, "
-                "rollout.groupSize or training.groupsPerStep"
-            )
-
-    def forget(self, groups: Iterable[int | None]) -> None:
-        """Remove groups that are on record."""
-        for group in groups:
-            del self._bytes[group]
+def kept_bytes(episode: Episode) -> int:
+    """Return the memory of the turns and metrics of an episode that is kept."""
+    numbers = sum(map(len, episode.leaves.values()))
+    numbers += sum(len(choice.turns) + len(choice.rewards) for choice in episode.choices)
+    numbers += _NUMBERS_OF_A_REWARD * sum(map(len, episode.turn_rewards.values()))
+    return _NUMBER_BYTES * numbers + _METRIC_BYTES * len(episode.metrics)
 
 
 def _sentence(stored: Stored, fault: str) -> str:

@@ -83,7 +83,7 @@ class TaskIssuer:
             found[one.agent.name] = min((max(versions) for versions in on_replicas if versions), default=newest)
         return found
 
-    async def keep_pins(self, state: JobState) -> None:
+    async def restore_pins(self, state: JobState) -> None:
         """Recreate expired pins of groups that are partly played.
 
         Their other members must be sampled from the same version, however long the job was suspended.
@@ -97,7 +97,7 @@ class TaskIssuer:
                 if leaves and episode.group in open_groups:
                     played.setdefault((pinned_as[agent], episode.group), []).append((agent, episode))
         for key, parts in played.items():
-            await self._records.keep_pin(*key, parts)
+            await self._records.restore_pin(*key, parts)
 
     async def _pin(self, group: str, versions: Mapping[str, int]) -> None:
         for agent, version in versions.items():

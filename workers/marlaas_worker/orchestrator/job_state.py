@@ -19,7 +19,7 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import Split, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import Walk
-from marlaas_worker.orchestrator.episodes import KeptSizes, slim
+from marlaas_worker.orchestrator.episodes import slim
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule, without_samples
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
@@ -59,7 +59,6 @@ class JobState:
             self._note_prompts(step)
         self.tasks.note_steps(history.steps)
         has_baseline = spec.training.has_running_baseline
-        self._sizes = KeptSizes()
         self._experience = Experience(
             spec.agents,
             spec.rollout.group_size,
@@ -184,10 +183,10 @@ class JobState:
         if episode.split is Split.EVAL:
             assert self.evaluation is not None
             if self.evaluation.add(kept):
-                self._sizes.add(None, kept)
+                self.groups.keep(None, kept)
         elif self.groups.is_played(index := group_index(episode.group)):
             if episode.member not in self.ended(episode.group):
-                self._sizes.add(index, kept)
+                self.groups.keep(index, kept)
             group = self._experience.add(kept)
             if group is not None:
                 self.groups.complete[index] = group
@@ -228,8 +227,7 @@ class JobState:
         self._note_prompts(record)
         self.tasks.note(record.outcomes)
         done = {group.index for group in draft.resolved}
-        self.groups.forget(done)
-        self._sizes.forget(done)
+        self.groups.recorded(done)
         self.finished = record.step + 1
         self.last_step = record
         self._note_versions(self.finished, record)
@@ -265,7 +263,7 @@ class JobState:
         self.evaluations[record.version] = without_samples(record)
         self.recorded.add_evaluation(record)
         self.evaluation = None
-        self._sizes.forget([None])
+        self.groups.evaluated()
 
     def fault_totals(self) -> Counter[str]:
         """Return all faults by class since the job began, those of open groups included."""

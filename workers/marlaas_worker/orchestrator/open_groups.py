@@ -1,7 +1,10 @@
 """Groups of a job that are issued and whose step is not on record: being played, complete, or decided."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+from marlaas_api.messages import Episode
+from marlaas_worker.orchestrator.episodes import MAX_KEPT_BYTES, EpisodesTooLarge, kept_bytes
 from marlaas_worker.orchestrator.experience import CompleteGroup
 
 
@@ -21,6 +24,7 @@ class OpenGroups:
         self.decided = set(decided)
         self.evaluation_from = 1
         self._turns_from: dict[int, int] = {}
+        self._bytes: Counter[int | None] = Counter()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -44,6 +48,16 @@ class OpenGroups:
         """Return whether a group is in flight and not complete."""
         return index in self.in_flight and index not in self.complete
 
+    def keep(self, index: int | None, episode: Episode) -> None:
+        """Count the memory of an episode that is kept. index: of its group; None: of the evaluation. Raises EpisodesTooLarge."""
+        self._bytes[index] += kept_bytes(episode)
+        if (size := self._bytes.total()) > MAX_KEPT_BYTES:
+            raise EpisodesTooLarge(
+                f"the conversations, candidates and metrics of the episodes in open groups and the evaluation take {size >> 20} MiB, more than "
+                f"the {MAX_KEPT_BYTES >> 20} MiB that the orchestrator keeps for a job: lower their number in each episode, evaluation.tasks, "
+                "rollout.groupSize or training.groupsPerStep"
+            )
+
     def resolvable(self, *, in_order: bool) -> list[CompleteGroup]:
         """Return the complete groups; in order, only those before the first incomplete index."""
         if not in_order:
@@ -61,11 +75,17 @@ class OpenGroups:
         self.in_flight.discard(index)
         self.decided.add(index)
 
-    def forget(self, indices: Collection[int]) -> None:
-        """Remove decided groups whose step is on record."""
+    def recorded(self, indices: Collection[int]) -> None:
+        """Remove decided groups, whose step is on record."""
         self.decided.difference_update(indices)
+        for index in indices:
+            del self._bytes[index]
         self._turns_from = {index: first for index, first in self._turns_from.items() if index not in indices}
 
     def turns_from(self, indices: Iterable[int]) -> tuple[int, ...]:
         """Return for each group a sequence of TURNS before which it has no turn; 1 if that is not known."""
         return tuple(self._turns_from.get(index, 1) for index in indices)
+
+    def evaluated(self) -> None:
+        """Remove the episodes of the evaluation, which is on record."""
+        del self._bytes[None]

@@ -96,6 +96,10 @@ class OwnedJob:
         if self.stops.give_way(why, self._context.now()):
             self.wake.set()
 
+    def leave_room(self) -> None:
+        """Give the job's space in the stream TURNS back, once its loop has stopped."""
+        self._share.leave()
+
     @property
     def has_given_way(self) -> bool:
         """Whether a preempted job may be stopped now."""
@@ -123,7 +127,7 @@ class OwnedJob:
         ref = self.document.ref
         state = JobState(self.document, await self._records.history())
         if state.last_step is not None:  # a kill after the record of the last step would leave its decisions
-            await self._records.forget_groups(state.last_step.step)
+            await self._records.purge_groups(state.last_step.step)
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
         async with self._recoveries:
@@ -133,7 +137,7 @@ class OwnedJob:
         state.document = self.document  # `revise` may have replaced it while the records were read.
         self._share.size.known = self._share.size.known or state.episode_bytes
         self._state = state
-        await self._issuer.keep_pins(state)
+        await self._issuer.restore_pins(state)
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
         consumer = await self._context.bus.consumer(
             subjects.EPISODES, name, subjects.episode(ref.namespace, ref.name), max_pending=100_000
@@ -258,7 +262,7 @@ class OwnedJob:
         await self._records.log_step(record)
         state.record(record)
         await self._records.write_ledger(state.ledger())
-        await self._records.forget_groups(record.step)
+        await self._records.purge_groups(record.step)
         await self._mark(state)
         return True
 

@@ -1,18 +1,17 @@
-"""Cache of the bucket `progress`, and the decisions published in it. Only the holder of the lease writes to the bucket, so the cache is exact."""
+"""Cache of the bucket `progress`. Only the holder of the lease writes to the bucket, so the cache is exact."""
 
 import asyncio
 import logging
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Unreadable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import FencedKeys
-from marlaas_api.messages import JobDocument, Progress
+from marlaas_api.messages import Progress
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.reports import dated
 from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts
 
@@ -120,7 +119,7 @@ class ProgressStore:
             return True
         return any(getattr(before, name) != getattr(progress, name) for name in DECISIONS)
 
-    async def forget(self, ref: JobRef) -> None:
+    async def delete(self, ref: JobRef) -> None:
         """Add a job's usage to its tenant's and delete its progress, unless it belongs to another job of the same name."""
         progress = self.of(ref)
         if progress is not None:
@@ -128,33 +127,3 @@ class ProgressStore:
             failpoint("orchestrator.delete.after_usage")
             await self._keys.delete(ref.key)
             del self._known[ref.key]
-
-
-class PublishedAdmissions:
-    """The last decision published for each waiting job, so that an unchanged decision is not written again."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[JobDocument, Admission]] = {}
-
-    def missing(
-        self, waiting: Iterable[JobDocument], admissions: Mapping[str, Admission]
-    ) -> list[tuple[JobDocument, Admission]]:
-        """Return the decisions on jobs that stay waiting which are not published, or only for an earlier document."""
-        decided = ((document, admissions[document.uid]) for document in waiting)
-        return [one for one in decided if not one[1].admitted and not self._is_published(*one)]
-
-    def note(self, published: Iterable[tuple[JobDocument, Admission]]) -> None:
-        """Note published decisions."""
-        self._known |= {document.uid: (document, admission) for document, admission in published}
-
-    def keep(self, uids: Container[str]) -> None:
-        """Remove all other jobs."""
-        self._known = {uid: known for uid, known in self._known.items() if uid in uids}
-
-    def forget(self, uid: str) -> None:
-        """Remove a job, which no longer waits."""
-        self._known.pop(uid, None)
-
-    def _is_published(self, document: JobDocument, admission: Admission) -> bool:
-        known = self._known.get(document.uid)
-        return known is not None and known[0] is document and known[1] == admission

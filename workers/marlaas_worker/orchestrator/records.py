@@ -183,7 +183,7 @@ class Records:
         self._logged.setdefault(message.agent, deque()).append((message.step, sequence))
         failpoint("orchestrator.assign.after_log")
 
-    async def forget_groups(self, step: int) -> None:
+    async def purge_groups(self, step: int) -> None:
         """Purge the decisions of steps up to `step`, which is on record.
 
         Recovery needs only the step's record and the ledger. The newest message stays: the next compare-and-set
@@ -235,7 +235,7 @@ class Records:
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)
 
-    async def keep_pin(self, pinned_as: str, group: str, played: Iterable[tuple[str, Episode]]) -> None:
+    async def restore_pin(self, pinned_as: str, group: str, played: Iterable[tuple[str, Episode]]) -> None:
         """Recreate a group's pin if it has expired, from the oldest version in its turns.
 
         played: the agents that the pin is for, each with an episode of the group in which it has turns.
@@ -268,7 +268,7 @@ class Records:
         """Publish an event of the job."""
         await EventEmitter(self.context, "orchestrator").emit(self.ref, reason, message)
 
-    async def forget_tasks(self) -> None:
+    async def purge_tasks(self) -> None:
         """Purge the queued tasks of a job that is over. Its last episodes stay for readers, until they expire."""
         await self.bus.purge(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
 

@@ -9,7 +9,7 @@ EWD-108). Sizes are estimates; if the stream is full anyway, turns wait.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api import subjects
@@ -144,12 +144,10 @@ class Room:
             self._waiting.setdefault(uid)
         return bound
 
-    def keep(self, uids: Iterable[str]) -> None:
-        """Remove all jobs but these."""
-        known = set(uids)
-        for uid in self._claims.keys() - known:
-            self._set(uid, None)
-        self._waiting = {uid: None for uid in self._waiting if uid in known}
+    def leave(self, uid: str) -> None:
+        """Remove a job."""
+        self._set(uid, None)
+        self._waiting.pop(uid, None)
 
     def _set(self, uid: str, claim: Claim | None) -> None:
         """Replace a job's claim, and keep the sums over all claims."""
@@ -235,6 +233,10 @@ class Share:
             return False
         self._room.note(self._uid, self._claim(num_open, True), asks=False)
         return True
+
+    def leave(self) -> None:
+        """Give the space back."""
+        self._room.leave(self._uid)
 
     def _claim(self, num_open: int, evaluating: bool) -> Claim:
         training, group, evaluation = self._spec.training, self._group(), self._evaluation()

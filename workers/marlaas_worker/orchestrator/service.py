@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Container
 from typing import Any
 
 from marlaas_api import subjects
@@ -10,21 +9,22 @@ from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import Overtaken
-from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress, ReplicaReport, concerns_loop
+from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress, ReplicaReport
+from marlaas_api.names import JobRef
 from marlaas_api.reasons import Reason
 from marlaas_api.retries import patiently
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import AdmissionQueue
-from marlaas_worker.orchestrator.admission_inputs import AdmissionInputs
-from marlaas_worker.orchestrator.deletion import Deletions, Doomed
-from marlaas_worker.orchestrator.job_ends import JobEnds
+from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene
+from marlaas_worker.orchestrator.admission_inputs import stored_bytes, terms_of
+from marlaas_worker.orchestrator.capacity import capacities
+from marlaas_worker.orchestrator.deletion import MAX_DELETES, DeletedJob, delete
+from marlaas_worker.orchestrator.jobs import Jobs, stops
 from marlaas_worker.orchestrator.lease import RENEW_S, LeaderLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
-from marlaas_worker.orchestrator.progress_store import ProgressStore, PublishedAdmissions
+from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.room import Room
-from marlaas_worker.orchestrator.running_jobs import RunningJobs
 from marlaas_worker.orchestrator.tenants import TenantUse
 from marlaas_worker.role import RoleContext, end_tasks, wait_for
 
@@ -57,21 +57,21 @@ class _Service:
         self._context = context
         self._lease = lease
         self._changed = asyncio.Event()
-        self._jobs = BucketCache(lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set())
+        self._documents = BucketCache(
+            lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set()
+        )
         self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
         bucket = lambda: context.bus.bucket(subjects.REPLICAS)  # noqa: E731
         self._replicas = BucketCache(bucket, ReplicaReport, lambda _: self._changed.set())
         store = self._progress_store = ProgressStore(context.bus)
         self._reports: list[ReplicaReport] = []
-        self._deletions = Deletions(context, self._progress_store, lambda: self._reports, self._changed.set)
-        self._running = RunningJobs(self._changed.set)
-        self._ends = JobEnds(context, self._progress_store)
+        self._jobs = Jobs(context, store, lambda: self._reports, self._changed.set)
+        self._deletions: dict[str, asyncio.Task[None]] = {}
+        self._deletion_slots = asyncio.Semaphore(MAX_DELETES)
         self._queue = AdmissionQueue()
-        self._tenants = TenantUse(context.bus, self._queue, self._progress_store)
-        self._inputs = AdmissionInputs(context.now, self._jobs, self._progress_store, self._running, self._tenants)
+        self._tenants = TenantUse(context.bus, self._queue, store)
         self._room = Room()
-        self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: len(self._running))
-        self._published = PublishedAdmissions()
+        self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: self._jobs.num_running)
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
@@ -88,17 +88,18 @@ class _Service:
             for task in done:
                 task.result()
         finally:
-            await end_tasks([*tasks, *self._running.tasks()])
-            await self._deletions.end()
+            await end_tasks(tasks)
+            await self._jobs.stop_all()
+            await end_tasks(list(self._deletions.values()))  # the next orchestrator repeats them
 
     def _wake_job_of(self, policy_key: str) -> None:
-        self._running.wake(policy_key.rpartition(".")[0])
+        self._jobs.wake(policy_key.rpartition(".")[0])
 
     async def _reconcile_for_ever(self) -> None:
         await self._begin()
         async with asyncio.TaskGroup() as beside:
-            beside.create_task(self._jobs.follow(), name="follow jobs")
-            beside.create_task(self._ends.leftovers.follow(), name="purge turns")
+            beside.create_task(self._documents.follow(), name="follow jobs")
+            beside.create_task(self._jobs.purge_leftovers(), name="purge turns")
             while True:
                 try:
                     await self._reconcile()
@@ -114,109 +115,140 @@ class _Service:
         async def read() -> None:
             await self._progress_store.load()
             await self._tenants.load()
-            await self._jobs.refresh()
+            await self._documents.refresh()
             await self._replicas.refresh()
             turns = await self._room.refresh(self._context.bus)
-            await self._ends.begin(turns.last_sequence)
+            await self._jobs.begin(turns.last_sequence)
 
         await patiently(read, "reading the first state, nothing is decided yet", PAUSE_S)
 
     async def _reconcile(self) -> None:
-        documents = {document.uid: document for _, document, _ in self._jobs.items()}
+        documents = {document.uid: document for _, document, _ in self._documents.items()}
         await self._room.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
-        self._ends.note(*self._running.take_ended())
-        await self._ends.settle()
-        await self._ends.finish()
-        await self._ends.leftovers.note(self._reports, documents.keys() - self._running.uids())
-        await self._apply_documents(documents)
-        self._forget(documents)
+        await self._jobs.settle()
+        await self._jobs.clear()
+        await self._jobs.note_late_turns()
+        await self._jobs.see(documents)
+        self._delete(documents)
         await self._displace()
         await self._admit(documents)
-        await self._progress_store.put_running([self._progress(owned) for owned in self._running.take_moved()])
-        remains = lambda ref: None if self._deletions.concerns(ref) else self._progress_store.of(ref)  # noqa: E731
-        await self._progress_store.put_all(self._ends.late_use.of(remains, self._reports, self._context.now()))
+        await self._progress_store.put_running([self._progress(owned) for owned in self._jobs.take_moved()])
+        await self._progress_store.put_all(self._jobs.late_progress(self._is_deleted))
         await self._tenants.save(self._context.now())
-        await self._ends.finish()
+        await self._jobs.clear()
 
-    async def _apply_documents(self, documents: dict[str, JobDocument]) -> None:
-        """Cancel jobs that must stop or whose loop must restart; pass changed documents to the other running jobs."""
-        for owned in self._running:
-            document = documents.get(owned.document.uid)
-            if document is None or _stops(document) or concerns_loop(owned.document, document):
-                self._ends.note((owned, None))  # before the stop, which removes it
-                await self._running.stop(owned)
-                await self._ends.settle()
-                if document is None:
-                    self._ends.gone(owned.document)
-            elif document is not owned.document:
-                owned.revise(document)
+    def _delete(self, documents: dict[str, JobDocument]) -> None:
+        """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken.
+
+        Raises the unexpected errors of deletions, those that are not MarlaasError.
+        """
+        for key, task in list(self._deletions.items()):
+            if task.done():
+                del self._deletions[key]
+                task.result()
+        for document in documents.values():
+            if self._progress_store.is_unreadable(document.ref) or self._is_deleted(document.ref):
+                continue
+            earlier = self._progress_store.earlier(document.ref)
+            if earlier is not None:
+                self._begin_deletion(DeletedJob.by_progress(earlier))
+            elif document.deleted:
+                self._begin_deletion(DeletedJob.by_document(document))
+
+    def _begin_deletion(self, job: DeletedJob) -> None:
+        work = delete(self._context, self._progress_store, lambda: self._reports, job, self._deletion_slots)
+        task = self._deletions[job.ref.key] = asyncio.create_task(work, name=f"delete {job.ref}")
+        task.add_done_callback(lambda _: self._changed.set())
+
+    def _is_deleted(self, ref: JobRef) -> bool:
+        """Return whether a job of this name is being deleted; until then no other job of that name may begin."""
+        return ref.key in self._deletions
 
     async def _displace(self) -> None:
         """Queue the preempted jobs that have stopped at a step boundary. Their tasks are issued again after the next admission.
 
         Their progress is written after their loop was cancelled: a kill in between leaves them admitted.
         """
-        for owned in self._running:
+        for owned in self._jobs.running():
             if owned.has_given_way:
                 document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
-                await self._running.stop(owned)
+                job = self._jobs.of(document)
+                await self._jobs.stop(job)
+                self._jobs.detach(job)
                 log.info("preempted job %s: %s", document.ref, why)
                 await self._progress_store.put(job_reports.preempted(document, progress, await owned.cut_plays(), why))
                 failpoint("orchestrator.preempt.after_progress")
                 self._queue.left(document)
                 records = Records(self._context, document)
-                await records.forget_tasks()
+                await records.purge_tasks()
                 await records.emit(Reason.PREEMPTED, why)
-
-    def _forget(self, documents: dict[str, JobDocument]) -> None:
-        """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken."""
-        self._deletions.settle()
-        for document in documents.values():
-            if self._progress_store.is_unreadable(document.ref):
-                continue
-            earlier = self._progress_store.earlier(document.ref)
-            if earlier is not None:
-                self._deletions.begin(Doomed.by_progress(earlier))
-            elif document.deleted:
-                self._deletions.begin(Doomed.by_document(document))
-        self._published.keep(documents)
-        self._ends.restarts.keep(documents)
-        self._room.keep(self._running.uids())
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
         """Start the loops of admitted jobs, whether or not their pool offers the slots now; then decide on waiting jobs."""
-        holding = [one for one in documents.values() if self._progress_store.is_admitted(one.ref) and not _stops(one)]
+        holding = [one for one in documents.values() if self._progress_store.is_admitted(one.ref) and not stops(one)]
         for document in documents.values():
             if document.verdict is not None and self._waits(document):
-                await self._ends.fail(document, document.verdict)
+                await self._jobs.fail(document, document.verdict)
         for document in holding:
             if self._waits(document):
                 await self._take(document)
-        scene = self._inputs.scene(documents, [*holding, *self._unreadable_jobs(documents)], self._waits, self._reports)
+        scene = self._scene(documents, holding)
         decision = self._queue.decide(scene)
         waiting = [one for one in documents.values() if one.uid in decision.admissions]
         for document in waiting:
-            if decision.admissions[document.uid].admitted and document.uid not in self._running:
+            if decision.admissions[document.uid].admitted and self._jobs.of(document).owned is None:
                 await self._take(document)
                 self._queue.entered(document)
-        for owned in self._running:
+        for owned in self._jobs.running():
             owned.give_way(decision.preempted.get(owned.document.uid, ""))
-        queued = self._published.missing(waiting, decision.admissions)
+        queued = [(one, why) for one in waiting if not (why := decision.admissions[one.uid]).admitted]
+        queued = [(one, why) for one, why in queued if not self._jobs.of(one).has_published(one, why)]
         before = self._progress_store.of
         await self._progress_store.put_all(job_reports.queued(one, before(one.ref), why) for one, why in queued)
-        self._published.note(queued)
+        for one, why in queued:
+            self._jobs.of(one).published = one, why
 
-    def _unreadable_jobs(self, documents: Container[str]) -> list[JobDocument]:
-        """Return the last documents of running jobs whose new document cannot be read."""
-        return [owned.document for owned in self._running if owned.document.uid not in documents]
+    def _scene(self, documents: dict[str, JobDocument], holding: list[JobDocument]) -> AdmissionScene:
+        """Return the values on which admissions depend. Note the tenants' use, and let the jobs of tenants over a rate pause.
+
+        Args:
+            documents: all, by uid.
+            holding: of admitted jobs.
+        """
+        now, places = self._context.now(), {document.uid for document in holding}
+        known = {progress.uid: progress for progress in self._progress_store.all()}
+        terms = terms_of((self._revision(key), document) for key, document, _ in self._documents.items())
+        self._tenants.note(terms, now)
+        for owned in self._jobs.running():
+            owned.stops.pauses = self._tenants.pacing.reason(owned.document.tenant)
+        return AdmissionScene(
+            waiting=[one for uid, one in documents.items() if uid not in places and self._waits(one)],
+            holding=holding,
+            since=[self._admitted_at(one, now) for one in holding],
+            pools=capacities(self._reports),
+            tenants=terms,
+            stored=stored_bytes(documents.values(), known),
+            now=now,
+            progress_of=self._progress_store.of,
+        )
+
+    def _revision(self, key: str) -> int:
+        entry = self._documents.entry(key)
+        return 0 if entry is None else entry.revision
+
+    def _admitted_at(self, document: JobDocument, now: float) -> float:
+        """Return when a job was last admitted; now if it is not known."""
+        owned, progress = self._jobs.of(document).owned, self._progress_store.of(document.ref)
+        if owned is not None:
+            return owned.times.admitted_at
+        return now if progress is None or progress.admitted_at is None else progress.admitted_at
 
     def _waits(self, document: JobDocument) -> bool:
-        if document.uid in self._running or document.deleted or self._deletions.concerns(document.ref):
+        job = self._jobs.of(document)
+        if job.owned is not None or document.deleted or self._is_deleted(document.ref):
             return False
-        if self._progress_store.is_unreadable(document.ref):
-            return False
-        if self._ends.restarts.is_pausing(document.uid, self._context.now()):
+        if self._progress_store.is_unreadable(document.ref) or job.is_pausing(self._context.now()):
             return False
         progress = self._progress_store.of(document.ref)
         if progress is None or not progress.phase.final:
@@ -227,16 +259,12 @@ class _Service:
     async def _take(self, document: JobDocument) -> None:
         """Publish that a job is admitted, then start its loop; a deletion must find a job that has started."""
         log.info("admitted job %s", document.ref)
-        self._published.forget(document.uid)
+        self._jobs.of(document).published = None
         before = self._progress_store.of(document.ref)
         owned = OwnedJob(self._context, document, before, self._shared)
         await self._progress_store.put(self._progress(owned))
         failpoint("orchestrator.admit.after_level")
-        self._running.start(owned)
+        self._jobs.start(owned)
 
     def _progress(self, owned: OwnedJob) -> Progress:
         return owned.progress_after(self._progress_store.of(owned.document.ref))
-
-
-def _stops(document: JobDocument) -> bool:
-    return document.deleted or document.spec.suspend or document.is_held or document.verdict is not None

@@ -1,13 +1,12 @@
 """Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas_api.messages import Progress, ReplicaReport, UsageAmounts
 from marlaas_api.messages.usage import merged
-from marlaas_api.names import JobRef
 
 
 @dataclass(slots=True)
@@ -145,28 +144,6 @@ def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progre
     recorded = {agent: used.model_copy(update={"slot_s": 0.0}) for agent, used in progress.usage.items()}
     told = {"tokens_per_s": progress.tokens_per_s, "usage": usage.with_slots(recorded)}
     return progress.model_copy(update=usage.totals() | told)
-
-
-class LateUse:
-    """Finds the use that replicas report after the end of jobs."""
-
-    def __init__(self) -> None:
-        self._ended: list[JobRef] = []
-
-    def ended(self, *jobs: JobRef) -> None:
-        """Note jobs that have ended."""
-        self._ended += jobs
-
-    def of(self, find: Callable[[JobRef], Progress | None], reports: list[ReplicaReport], now: float) -> list[Progress]:
-        """Return the progress of all jobs that have just ended, with the use that replicas have reported since.
-
-        Args:
-            find: the job's published progress; None if it must not be written any more.
-            now: unix seconds.
-        """
-        known = [found for ref in self._ended if (found := find(ref)) is not None and has_just_ended(found, now)]
-        self._ended = [progress.ref for progress in known]
-        return [late(progress, reports, now) for progress in known]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,301 @@
+"""The jobs that this orchestrator knows: their control loops, and what is left to do after their end.
+
+All that is kept of a job between two rounds is in one object, and is dropped with it. Nothing is remembered as owed: what has to be
+done follows from the object, and is tried again in the next round until it is done.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from marlaas_api import subjects
+from marlaas_api.errors import MarlaasError
+from marlaas_api.failpoints import failpoint
+from marlaas_api.fenced import Overtaken
+from marlaas_api.messages import JobDocument, JobVerdict, Progress, ReplicaReport, concerns_loop
+from marlaas_api.names import JobRef
+from marlaas_api.reasons import Reason
+from marlaas_api.retries import patiently
+from marlaas_worker.job_events import EventEmitter
+from marlaas_worker.orchestrator import reports as job_reports
+from marlaas_worker.orchestrator.admission import Admission
+from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
+from marlaas_worker.orchestrator.owned_job import OwnedJob
+from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.retention import Retention
+from marlaas_worker.orchestrator.usage import has_just_ended, late
+from marlaas_worker.role import RoleContext
+
+MAX_CRASHES = 3
+"""Most unexpected errors of a job's loop without a finished step in between: one may be transient, or recur with the job's records for ever."""
+CRASH_PAUSE_S = 1.0
+PURGE_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class KnownJob:
+    """A job, from its first document until it has none and nothing is left to do.
+
+    Attributes:
+        document: the last readable one; None once it is gone.
+        owned: its control loop, until its last progress is written. task: of the loop.
+        is_stopped: the loop was stopped early, so an error of its task does not count.
+        published: the decision that was published while the job waits, and on which document.
+        crashes: unexpected errors of its loop since `crash_step` was its last finished step. crashed_at: unix seconds.
+        is_over: its queued tasks are to be purged. last: its last progress, of which an event tells; None: of none.
+        has_ended: it has ended, and was not admitted since.
+        is_late: replicas may still report what it used before its end.
+        turn_bytes: of its recorded turns, the replicas' total at the last purge after its end.
+        leftovers: purges its turns after its end; None once that is done.
+    """
+
+    ref: JobRef
+    document: JobDocument | None = None
+    owned: OwnedJob | None = None
+    task: "asyncio.Task[None] | None" = None
+    is_stopped: bool = False
+    published: tuple[JobDocument, Admission] | None = None
+    crashes: int = 0
+    crash_step: int = -1
+    crashed_at: float = 0.0
+    is_over: bool = False
+    last: Progress | None = None
+    has_ended: bool = False
+    is_late: bool = False
+    turn_bytes: int = 0
+    leftovers: Retention | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the job is gone, and nothing is left to do."""
+        return self.document is None and self.owned is None and self.leftovers is None and not self.is_over
+
+    def is_pausing(self, now: float) -> bool:
+        """Return whether the pause after its loop's last crash still lasts. A clock that was set back shortens the pause."""
+        return self.crashes > 0 and 0 <= now - self.crashed_at < CRASH_PAUSE_S
+
+    def may_restart(self, num_finished: int, now: float) -> bool:
+        """Note a crash of its loop; return whether the job may be restarted. num_finished: its finished steps."""
+        self.crashes = self.crashes + 1 if self.crash_step == num_finished else 1
+        self.crash_step, self.crashed_at = num_finished, now
+        return self.crashes < MAX_CRASHES
+
+    def has_published(self, document: JobDocument, admission: Admission) -> bool:
+        """Return whether this decision was published for this very document."""
+        return self.published is not None and self.published[0] is document and self.published[1] == admission
+
+
+class Jobs:
+    """All known jobs.
+
+    Methods that write raise Overtaken and errors of the bus. What is not done then is done by the next call; until then, the caller
+    must not admit jobs: progress that says that an ended job is admitted would start it again.
+
+    Args:
+        reports: returns the latest reports of all replicas.
+        changed: called when a job's loop has ended.
+    """
+
+    def __init__(
+        self,
+        context: RoleContext,
+        progress_store: ProgressStore,
+        reports: Callable[[], list[ReplicaReport]],
+        changed: Callable[[], None],
+    ) -> None:
+        self._context, self._progress_store, self._reports, self._changed = context, progress_store, reports, changed
+        self._jobs: dict[str, KnownJob] = {}
+        self._running: dict[str, KnownJob] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Number of jobs with a control loop."""
+        return len(self._running)
+
+    def running(self) -> Iterator[OwnedJob]:
+        """Yield the control loops of this moment; they may be stopped meanwhile."""
+        return iter([job.owned for job in self._running.values() if job.owned is not None])
+
+    def of(self, document: JobDocument) -> KnownJob:
+        """Return what is kept of a job."""
+        return self._jobs.setdefault(document.uid, KnownJob(document.ref))
+
+    def wake(self, key: str) -> None:
+        """Run the next iteration of a job's loop at once. key: `<namespace>.<job>`."""
+        if (job := self._running.get(key)) is not None and job.owned is not None:
+            job.owned.wake.set()
+
+    def take_moved(self) -> list[OwnedJob]:
+        """Return the jobs that have run an iteration since the last call, but those that have ended."""
+        moved = [owned for owned in self.running() if owned.moved and owned.ended is None]
+        for owned in moved:
+            owned.moved = False
+        return moved
+
+    async def begin(self, last_turn: int) -> None:
+        """Take over the jobs that had ended before this orchestrator began. last_turn: last sequence of TURNS."""
+        for progress in self._progress_store.all():
+            if progress.phase.final:
+                job = self._jobs[progress.uid] = KnownJob(progress.ref)
+                # A killed orchestrator may not have purged them.
+                await self._context.bus.purge(subjects.TASKS, subjects.task(job.ref.namespace, job.ref.name))
+                self._note_end(job, last_turn)
+
+    async def see(self, documents: Mapping[str, JobDocument]) -> None:
+        """Pass changed documents to running jobs; stop those that must stop, or whose loop must restart. documents: by uid."""
+        for document in documents.values():
+            self.of(document).document = document
+        for uid, job in list(self._jobs.items()):
+            if uid not in documents:
+                job.document = None
+                if job.is_done:
+                    del self._jobs[uid]
+        for job in list(self._running.values()):
+            if (owned := job.owned) is None or job.document is owned.document:
+                continue
+            if job.document is None or stops(job.document) or concerns_loop(owned.document, job.document):
+                await self.stop(job)
+            else:
+                owned.revise(job.document)
+        await self.settle()
+
+    def start(self, owned: OwnedJob) -> None:
+        """Start the loop of a job."""
+        job = self.of(owned.document)
+        job.owned, job.is_stopped, job.has_ended, job.is_late = owned, False, False, False
+        job.task = asyncio.create_task(owned.run(), name=f"job {job.ref}")
+        job.task.add_done_callback(lambda _: self._changed())
+        self._running[job.ref.key] = job
+
+    async def stop(self, job: KnownJob) -> None:
+        """Stop the loop of a job. Its last progress is written by `settle`, unless the job is detached before."""
+        if job.task is not None:
+            job.is_stopped = True
+            job.task.cancel()
+            await asyncio.gather(job.task, return_exceptions=True)
+
+    async def stop_all(self) -> None:
+        """Stop all loops, and write nothing."""
+        await asyncio.gather(*(self.stop(job) for job in self._running.values()))
+
+    def detach(self, job: KnownJob) -> None:
+        """Remove the loop of a job, which has ended or was stopped."""
+        if job.owned is not None:
+            job.owned.leave_room()
+        job.owned = job.task = None
+        if self._running.get(job.ref.key) is job:
+            del self._running[job.ref.key]
+
+    async def settle(self) -> None:
+        """Write the last progress of the jobs whose loop has ended or was stopped."""
+        for job in list(self._running.values()):
+            if job.owned is None or job.task is None or not job.task.done():
+                continue
+            error = None if job.is_stopped or job.task.cancelled() else job.task.exception()
+            await self._settle(job, job.owned, error)
+            job.is_over |= job.document is None
+            self.detach(job)
+
+    async def fail(self, document: JobDocument, why: JobVerdict) -> None:
+        """End a job as failed."""
+        before = self._progress_store.of(document.ref)
+        await self._end(self.of(document), job_reports.failed(document, before, why, self._context.now()))
+
+    async def clear(self) -> None:
+        """Purge the tasks of jobs that have ended or are gone, and emit their last events."""
+        for job in [job for job in self._jobs.values() if job.is_over]:
+            namespace, name = job.ref.namespace, job.ref.name
+            await self._context.bus.purge(subjects.TASKS, subjects.task(namespace, name))
+            if job.last is not None:
+                await EventEmitter(self._context, "orchestrator").emit(job.ref, job.last.reason, job.last.message)
+            job.is_over, job.last = False, None
+
+    def late_progress(self, is_deleted: Callable[[JobRef], bool]) -> Iterator[Progress]:
+        """Yield the progress of the jobs that have just ended, with the use that replicas have reported since."""
+        now = self._context.now()
+        for job in self._jobs.values():
+            if job.is_late:
+                progress = None if is_deleted(job.ref) else self._progress_store.of(job.ref)
+                job.is_late = progress is not None and has_just_ended(progress, now)
+                if progress is not None and job.is_late:
+                    yield late(progress, self._reports(), now)
+
+    async def note_late_turns(self) -> None:
+        """Purge again the turns of ended jobs for which the replicas report other totals than at the last purge.
+
+        A play that was given up can record a turn after its job has ended.
+        """
+        recorded = Counter[str]()
+        for report in self._reports():
+            recorded.update(report.job_turn_bytes)
+        ended = (job for job in self._jobs.values() if job.has_ended and job.document is not None)
+        if moved := [job for job in ended if job.turn_bytes != recorded[job.ref.uid]]:
+            last_turn = (await self._context.bus.state(subjects.TURNS)).last_sequence
+            for job in moved:
+                job.turn_bytes = recorded[job.ref.uid]
+                self._purge_turns(job, last_turn)
+
+    async def purge_leftovers(self) -> None:
+        """Purge the turns of ended jobs, until cancelled. A recorder of `marlaas run` that reads a job has read its last episodes before."""
+        while True:
+            await patiently(self.purge_once, "purging the turns of ended jobs", PURGE_S)
+            await asyncio.sleep(PURGE_S)
+
+    async def purge_once(self) -> None:
+        """Purge the turns that may be purged now."""
+        for job in list(self._jobs.values()):
+            left = job.leftovers
+            if left is not None and await left.purge(at_once=True) and job.leftovers is left:  # not a newer mark
+                job.leftovers = None
+
+    async def _settle(self, job: KnownJob, owned: OwnedJob, error: BaseException | None) -> None:
+        """Handle the end of a job's task. An error ends or restarts only this job, except Overtaken, which is raised.
+
+        Write the last recorded steps of a job that was stopped early.
+        """
+        progress = owned.progress()
+        if isinstance(error, Exception) and not isinstance(error, Overtaken):
+            await self._crashed(job, owned, error)
+        elif error is not None:
+            raise error
+        elif progress is not None and owned.ended is not None:
+            await self._end(job, progress)
+        elif progress is not None and self._progress_store.of(job.ref) is not None:
+            await self._progress_store.put(progress)
+
+    async def _crashed(self, job: KnownJob, owned: OwnedJob, error: Exception) -> None:
+        """Fail a job after an error. After an unexpected error the job may be restarted, since all its state is on record."""
+        document, words = owned.document, str(error)
+        progress = owned.progress_after(self._progress_store.of(document.ref))
+        log.error("the task of job %s crashed", document.ref, exc_info=error)
+        if not isinstance(error, MarlaasError | AssertionError):
+            if job.may_restart(progress.step, self._context.now()):
+                return
+            words = f"the job's control loop crashed {MAX_CRASHES} times in a row; the last error: {error!r}"
+        reason = Reason.INVALID_ENVIRONMENT if isinstance(error, EpisodesTooLarge) else Reason.BROKEN_INVARIANT
+        await self._progress_store.put(progress)
+        await self.fail(document, JobVerdict(reason=reason, message=words))
+
+    async def _end(self, job: KnownJob, progress: Progress) -> None:
+        turns = await self._context.bus.state(subjects.TURNS)
+        await self._progress_store.put(progress)
+        failpoint("orchestrator.end.after_progress")
+        job.is_over, job.last = True, progress
+        self._note_end(job, turns.last_sequence)
+
+    def _note_end(self, job: KnownJob, last_turn: int) -> None:
+        job.has_ended = job.is_late = True
+        self._purge_turns(job, last_turn)
+
+    def _purge_turns(self, job: KnownJob, last_turn: int) -> None:
+        job.leftovers = Retention(self._context.bus, job.ref, self._context.now)
+        job.leftovers.ended(last_turn + 1)
+
+
+def stops(document: JobDocument) -> bool:
+    """Return whether a job with this document must not run."""
+    return document.deleted or document.spec.suspend or document.is_held or document.verdict is not None
