@@ -52,17 +52,7 @@ class TurnReward(BusMessage):
 
 
 class Episode(JobMessage):
-    """A finished episode; stream EPISODES. It has either a `fault`, and does not count, or `rewards` by agent.
-
-    leaves: by agent, the last turn of each of its conversations. may_speak: the agents that the task may call
-    (`agents_of` of the environment); empty: all. prior_faults: faults of earlier attempts at this member. is_permanent:
-    the fault is one that every play of the job would have, so it is not repeated. tool_error: text of the failed tool that ended
-    the episode. load_notes: what loading the environment has left behind, in the first episode after each load. prompt: digest of
-    the first prompt and of the content that the task has drawn; empty: not known. num_tokens: generated ones. num_cut: turns that
-    maxTokens, the context or the time limit cut. num_overtime: those of the time limit. answer: digest of the answer that the
-    environment has read from the replies (`Score.answer`); empty: none. turn_rewards: by agent, of its turns but candidates, in their
-    order, where the job credits turns (`training.credit`); they are part of `rewards`.
-    """
+    """A finished episode; stream EPISODES. It has either a `fault`, and does not count, or `rewards` by agent."""
 
     group: str
     split: Split
@@ -72,22 +62,36 @@ class Episode(JobMessage):
     fault: FaultClass | None = None
     fault_text: str = ""
     is_permanent: bool = False
+    """Every play of the job would have this fault, so it is not repeated."""
     prior_faults: tuple[FaultClass, ...] = ()
+    """Faults of earlier attempts at this member."""
     ending: Ending = Ending.COMPLETED
     tool_error: str = ""
+    """Text of the failed tool that ended the episode."""
     load_notes: tuple[str, ...] = ()
+    """What loading the environment has left behind, in the first episode after each load."""
     rewards: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     leaves: dict[str, tuple[Integer, ...]] = Field(default_factory=dict)
+    """By agent, the last turn of each of its conversations."""
     may_speak: tuple[str, ...] = ()
+    """Agents that the task may call (`agents_of` of the environment); empty: all."""
     choices: tuple[Choice, ...] = ()
     turn_rewards: dict[str, tuple[TurnReward, ...]] = Field(default_factory=dict)
+    """By agent, of its turns but candidates, in their order, where the job credits turns (`training.credit`); they are part of
+    `rewards`.
+    """
     prompt: str = ""
+    """Digest of the first prompt and of the content that the task has drawn; empty: not known."""
     answer: str = ""
+    """Digest of the answer that the environment has read from the replies (`Score.answer`); empty: none."""
     num_turns: Integer = 0
     num_tokens: Integer = 0
+    """Generated ones."""
     num_cut: Integer = 0
+    """Turns that maxTokens, the context or the time limit cut."""
     num_overtime: Integer = 0
+    """Those of the time limit."""
     duration_s: float = 0.0
     tool_s: float = 0.0
 

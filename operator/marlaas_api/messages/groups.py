@@ -52,31 +52,31 @@ class TrajectoryRef(BusMessage):
 
 
 class GroupReady(JobMessage):
-    """A complete group, assigned to a step; stream GROUPS.
-
-    The step trains the group at `base_version`, so that its staleness is already exact; it is lower if an earlier step turns
-    out to train no token. follows: the agent's last step before this one that has groups (-1: none); None in messages of
-    earlier releases. position: consecutive, from 0
-    among the agent's groups of the step; a trainer accumulates in exactly this order. trajectories: at least two, or at
-    least one with a running mean (`training.baseline`). faults: by class, the same for every agent. usage: what the agents that
-    play the policy used in their episodes. own_rewards: those of the agent itself; None: those of the trajectories.
-    other_rewards: of further players of the policy, by agent. The trainer uses none of these
-    four, nor the plays.
-    """
+    """A complete group, assigned to a step; stream GROUPS. The trainer uses no faults, usage, rewards of the group and plays."""
 
     agent: str
     step: int
     base_version: int
+    """The step trains the group at this version, so that its staleness is already exact; it is lower if an earlier step turns out to
+    train no token.
+    """
     position: int
+    """Consecutive, from 0 among the agent's groups of the step; a trainer accumulates in exactly this order."""
     group: str
     index: int
     version: int
     trajectories: tuple[TrajectoryRef, ...]
+    """At least two, or at least one with a running mean (`training.baseline`)."""
     faults: dict[str, int] = Field(default_factory=dict)
+    """By class, the same for every agent."""
     usage: UsageAmounts = UsageAmounts()
+    """What the agents that play the policy used in their episodes."""
     own_rewards: tuple[float, ...] | None = None
+    """Of the agent itself; None: those of the trajectories."""
     other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
+    """Of further players of the policy, by agent."""
     follows: int | None = None
+    """The agent's last step before this one that has groups (-1: none); None in messages of earlier releases."""
     plays: GroupPlays = GroupPlays()
 
     @property

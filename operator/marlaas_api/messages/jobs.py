@@ -204,69 +204,82 @@ class SuiteProgress(BusMessage):
 
 
 class Progress(JobMessage):
-    """Last published state of a job; KV `progress`. The orchestrator writes it; the operator or `marlaas run` reads it.
-
-    reason: CamelCase, for machines. reason_at: time since which an admitted job has it. message: current activity and
-    advice, for people. step: finished steps. promoted:
-    by agent, the version that a succeeded job publishes. adapters: by agent, the folder in the blob store of its newest
-    or promoted version. admitted_s: total seconds for which the job has been admitted. admitted_at: time of the last
-    admission. trainer_s: seconds that trainers computed for recorded steps. skipped_*: visits to tasks that
-    were skipped, because they were always right or always wrong. tokens, accelerator_s: from the replicas' own
-    counts; counted: by `<pool>/<replica>`, the replica's own totals that they contain, for the next orchestrator; counted_slots: of the
-    slot seconds in `usage`, by agent and replica. num_preemptions: of the job. preempted_tokens, preempted_engine_s: from the replicas'
-    own counts, of generations that preemptions cancelled; counted_preempted: as `counted`. cut_tokens, cut_engine_s: of recorded turns
-    in plays that preemptions cut, as counted at each preemption; `usage` has them too once their group is decided, and the larger number counts.
-    suites: of the evaluation, if the job has named ones.
-    reward, staleness: means of the last step; agents: the same by agent. usage: by agent, of finished steps and
-    evaluations, with the seconds of its slots and its stored bytes up to now. tenant: to which the job is accounted.
-
-    training_faults: problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower
-    token budget. `non-finite`: updates without effect. warnings: by reason, a sentence about each figure of the last step or
-    evaluation that is out of its bounds (`orchestrator/diagnosis.py`).
-    """
+    """Last published state of a job; KV `progress`. The orchestrator writes it; the operator or `marlaas run` reads it."""
 
     generation: int = 1
     phase: Phase
     admitted: bool
     reason: str
+    """CamelCase, for machines."""
     reason_at: float | None = None
+    """Time since which an admitted job has the reason."""
     message: str = ""
+    """Current activity and advice, for people."""
     step: int = 0
+    """Finished steps."""
     steps: int
     versions: dict[str, int] = Field(default_factory=dict)
     promoted: dict[str, int] = Field(default_factory=dict)
+    """By agent, the version that a succeeded job publishes."""
     adapters: dict[str, str] = Field(default_factory=dict)
+    """By agent, the folder in the blob store of its newest or promoted version."""
     reward: float | None = None
+    """Mean of the last step."""
     eval_before: float | None = None
     eval_last: float | None = None
     staleness: float = 0.0
+    """Mean of the last step."""
     tokens: int = 0
+    """From the replicas' own counts, as `accelerator_s`."""
     tokens_per_s: float = 0.0
     accelerator_s: float = 0.0
     counted: dict[str, tuple[int, float]] = Field(default_factory=dict)
+    """By `<pool>/<replica>`, the replica's own totals that `tokens` and `accelerator_s` contain, for the next orchestrator."""
     num_preemptions: int = 0
+    """Of the job."""
     preempted_tokens: int = 0
+    """From the replicas' own counts, of generations that preemptions cancelled, as `preempted_engine_s`."""
     preempted_engine_s: float = 0.0
     counted_preempted: dict[str, tuple[int, float]] = Field(default_factory=dict)
+    """As `counted`."""
     cut_tokens: int = 0
+    """Of recorded turns in plays that preemptions cut, as counted at each preemption, as `cut_engine_s`. `usage` has them too once
+    their group is decided, and the larger number counts.
+    """
     cut_engine_s: float = 0.0
     counted_slots: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Of the slot seconds in `usage`, by agent and replica."""
     trainer_s: float = 0.0
+    """Seconds that trainers computed for recorded steps."""
     num_outstanding: int = 0
     skipped_solved: int = 0
+    """Visits to tasks that were skipped because they were always right."""
     skipped_hopeless: int = 0
+    """Those that were always wrong."""
     faults: dict[str, int] = Field(default_factory=dict)
     training_faults: dict[str, int] = Field(default_factory=dict)
+    """Problems in training that cost no step, by class. `out-of-memory`: steps repeated with a lower token budget. `non-finite`:
+    updates without effect.
+    """
     started_at: float | None = None
     admitted_s: float = 0.0
+    """Total seconds for which the job has been admitted."""
     admitted_at: float | None = None
+    """Time of the last admission."""
     finished_at: float | None = None
     at: float = 0.0
     tenant: str = ""
+    """To which the job is accounted."""
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
+    """By agent, of finished steps and evaluations, with the seconds of its slots and its stored bytes up to now."""
     agents: dict[str, AgentProgress] = Field(default_factory=dict)
+    """Reward, staleness and evaluations by agent."""
     warnings: dict[str, str] = Field(default_factory=dict)
+    """By reason, a sentence about each figure of the last step or evaluation that is out of its bounds
+    (`orchestrator/diagnosis.py`).
+    """
     suites: dict[str, SuiteProgress] = Field(default_factory=dict)
+    """Of the evaluation, if the job has named ones."""
 
     @property
     def end_mark(self) -> str:

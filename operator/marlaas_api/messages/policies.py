@@ -18,23 +18,25 @@ class UntrainedStep(BusMessage):
 
 
 class PolicyRecord(BusMessage):
-    """Current state of an agent's policy; KV `policy`. Version and epoch only grow; it changes only by compare-and-set.
-
-    epoch: incremented by every bind; a trainer with an older epoch cannot commit. step: the last step that the trainer
-    has finished (-1: version 0). untrained: the latest of these steps that made no version, oldest first. manifest: None until version 0 is published.
-    adapter_bytes: of the adapter files and manifests of all versions, which are kept as long as the job. state_bytes: of the
-    training states that are kept (`checkpoint.keep`), oldest first. Blobs of failed commits are not counted.
-    """
+    """Current state of an agent's policy; KV `policy`. Version and epoch only grow; it changes only by compare-and-set."""
 
     uid: str
     version: int = -1
     manifest: BlobRef | None = None
+    """None until version 0 is published."""
     epoch: int = 0
+    """Incremented by every bind; a trainer with an older epoch cannot commit."""
     holder: str = ""
     step: int = -1
+    """Last step that the trainer has finished (-1: version 0)."""
     adapter_bytes: int = 0
+    """Of the adapter files and manifests of all versions, which are kept as long as the job. Blobs of failed commits are not
+    counted.
+    """
     state_bytes: tuple[int, ...] = ()
+    """Of the training states that are kept (`checkpoint.keep`), oldest first."""
     untrained: tuple[UntrainedStep, ...] = ()
+    """The latest finished steps that made no version, oldest first."""
 
     @property
     def stored_bytes(self) -> int:
@@ -50,32 +52,31 @@ class Probe(BusMessage):
 
 
 class Manifest(JobMessage):
-    """Content of a version; a blob named by its own sha256, referenced by the policy key.
-
-    parent: manifest of the previous version. files: `adapter_model.safetensors` and `adapter_config.json`, loadable by
-    PEFT. state: the trainer's state (optimizer, RNG, counters). tensor_digests: by engine dtype, the
-    `marlaas_worker.adapters.tensor_digest` of the tensors that an engine slot must hold. consumed: groups trained in
-    this step. metrics: scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...). train_s: seconds
-    that the trainer computed since the previous version; a retried commit repeats them.
-
-    probe_tolerance: largest mean |difference of logprobs| on the probes at which an engine agrees with the trainer. It
-    is the pool's (`Calibration`), or larger if rounding costs more under this adapter. The default is that of manifests
-    of earlier releases, in float32.
-    """
+    """Content of a version; a blob named by its own sha256, referenced by the policy key."""
 
     agent: str
     version: int
     step: int
     parent: BlobRef | None
+    """Manifest of the previous version."""
     rank: int
     files: dict[str, BlobRef]
+    """`adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT."""
     state: BlobRef | None
+    """The trainer's state (optimizer, RNG, counters)."""
     tensor_digests: dict[str, str]
+    """By engine dtype, the `marlaas_worker.adapters.tensor_digest` of the tensors that an engine slot must hold."""
     probes: tuple[Probe, ...]
     probe_tolerance: float = 1e-3
+    """Largest mean |difference of logprobs| on the probes at which an engine agrees with the trainer. It is the pool's (`Calibration`),
+    or larger if rounding costs more under this adapter. The default is that of manifests of earlier releases, in float32.
+    """
     consumed: tuple[str, ...] = ()
+    """Groups trained in this step."""
     metrics: dict[str, float] = Field(default_factory=dict)
+    """Scalars of the step (loss, grad_norm, kl, logprob_gap, tokens, ...)."""
     train_s: float = 0.0
+    """Seconds that the trainer computed since the previous version; a retried commit repeats them."""
     trainer: str = ""
     at: float = 0.0
 

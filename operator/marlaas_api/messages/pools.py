@@ -77,25 +77,7 @@ class JobWait(BusMessage):
 
 
 class ReplicaReport(BusMessage):
-    """State of a running worker; KV `replicas` (expiring). Token counts and seconds are totals since the worker's start.
-
-    max_model_len: longest conversation of the engine, in tokens; 0 if unknown. agents_per_slot: agents that the pool
-    admits for each adapter slot (rollout). kv_tokens: tokens that the engine's KV cache holds; 0 if unknown.
-    agent_room_bytes: memory that a trainer has for the adapters, gradients, optimizer moments and KL references of all its
-    agents, those that it trains now included; 0 if unknown. bytes_per_rank: of that memory, need of one agent without a KL
-    reference for each unit of its adapter's rank, if the adapter has every layer. verified: engine names of the adapter
-    versions that this replica may serve now. num_running: requests in the engine (rollout) or agents that are bound (trainer). num_waiting: requests that wait for a
-    place in the engine, or for their version. job_tokens, job_engine_s: generated tokens, with an estimate of those of
-    cancelled generations, and seconds of engine time by job uid. job_preempted_tokens, job_preempted_engine_s: of these, those of
-    generations that were cancelled after a preemption of the job. agent_slot_s: seconds for which the agent's versions had adapter
-    slots, by job uid and agent. tenant_tokens: computed prompt and generated tokens by
-    tenant, for the queues of the pool's other replicas. agent_tokens: recent tokens of agents of jobs with several policies, by policy key. agent_work: recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half after ten minutes. job_turn_bytes: bytes that this replica added to the stream TURNS, by job uid. busy_s: time with a
-    non-empty batch (rollout) or in forward/backward (trainer). broken: by `JobAgent.fault_key`, the error for which this
-    trainer gave up the agent. waits: by job uid, what the replica's work for the job waits for. refused: policy keys of agents that this trainer does not train at present. reason: why the replica is not ready, for people; empty if it is ready.
-    notices: sentences about the base model's chat template and the engine's rounding, by reason. probe_tolerance: the
-    calibration's tolerance with which a rollout replica passed its self-test; 0 before. probe_distance: mean |difference| of
-    its engine's logprobs from the trainer's in float32, at its last self-test.
-    """
+    """State of a running worker; KV `replicas` (expiring). Token counts and seconds are totals since the worker's start."""
 
     role: Literal["rollout", "trainer", "orchestrator"]
     pool: str
@@ -103,33 +85,64 @@ class ReplicaReport(BusMessage):
     slots: int = 0
     max_rank: int = 0
     max_model_len: int = 0
+    """Longest conversation of the engine, in tokens; 0 if unknown."""
     agents_per_slot: int = 1
+    """Agents that the pool admits for each adapter slot (rollout)."""
     kv_tokens: int = 0
+    """Tokens that the engine's KV cache holds; 0 if unknown."""
     agent_room_bytes: int = 0
+    """Memory that a trainer has for the adapters, gradients, optimizer moments and KL references of all its agents, those that it
+    trains now included; 0 if unknown.
+    """
     bytes_per_rank: int = 0
+    """Of that memory, need of one agent without a KL reference for each unit of its adapter's rank, if the adapter has every
+    layer.
+    """
     ready: bool = True
     reason: str = ""
+    """Why the replica is not ready, for people; empty if it is ready."""
     notices: dict[str, str] = Field(default_factory=dict)
+    """Sentences about the base model's chat template and the engine's rounding, by reason."""
     probe_tolerance: float = 0.0
+    """The calibration's tolerance with which a rollout replica passed its self-test; 0 before."""
     probe_distance: float = 0.0
+    """Mean |difference| of its engine's logprobs from the trainer's in float32, at its last self-test."""
     verified: tuple[str, ...] = ()
+    """Engine names of the adapter versions that this replica may serve now."""
     bound: tuple[str, ...] = ()
     num_running: int = 0
+    """Requests in the engine (rollout), or agents that are bound (trainer)."""
     num_waiting: int = 0
+    """Requests that wait for a place in the engine, or for their version."""
     job_tokens: dict[str, int] = Field(default_factory=dict)
+    """Generated tokens by job uid, with an estimate of those of cancelled generations."""
     tenant_tokens: dict[str, int] = Field(default_factory=dict)
+    """Computed prompt and generated tokens by tenant, for the queues of the pool's other replicas."""
     job_engine_s: dict[str, float] = Field(default_factory=dict)
+    """Seconds of engine time by job uid."""
     job_preempted_tokens: dict[str, int] = Field(default_factory=dict)
+    """Of `job_tokens`, those of generations that were cancelled after a preemption of the job."""
     job_preempted_engine_s: dict[str, float] = Field(default_factory=dict)
+    """Of `job_engine_s`, likewise."""
     agent_slot_s: dict[str, dict[str, float]] = Field(default_factory=dict)
+    """Seconds for which the agent's versions had adapter slots, by job uid and agent."""
     agent_tokens: dict[str, float] = Field(default_factory=dict)
+    """Recent tokens of agents of jobs with several policies, by policy key."""
     agent_work: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Recent seconds of computation on a trainer, and seconds for which the agent was bound to it, by policy key; both count half
+    after ten minutes.
+    """
     job_turn_bytes: dict[str, int] = Field(default_factory=dict)
+    """Bytes that this replica added to the stream TURNS, by job uid."""
     busy_s: float = 0.0
+    """Time with a non-empty batch (rollout) or in forward/backward (trainer)."""
     wall_s: float = 0.0
     restarts: int = 0
     rss_bytes: int = 0
     broken: dict[str, str] = Field(default_factory=dict)
+    """By `JobAgent.fault_key`, the error for which this trainer gave up the agent."""
     waits: dict[str, JobWait] = Field(default_factory=dict)
+    """By job uid, what the replica's work for the job waits for."""
     refused: tuple[str, ...] = ()
+    """Policy keys of agents that this trainer does not train at present."""
     at: float = 0.0

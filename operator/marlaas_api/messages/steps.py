@@ -67,45 +67,50 @@ class AgentStep(BusMessage):
 
 
 class StepRecord(JobMessage):
-    """One finished step, exactly once; stream STEPS. Times are unix seconds; staleness is in versions; faults are by class.
-
-    agents: the part of each agent. outcome: COMMITTED if any agent has a new version. version: the sum of the versions of the
-    agents, which is the agent's version if there is one. num_groups: groups that train any agent. num_zero_variance: groups
-    without variance for every agent. metrics: of the trainer; if there are several policies, each name begins with
-    `<agent>/`. reward_mean, reward_std: over the episodes of the team's reward, which is the mean over the trained agents that
-    the episode's task may call. staleness_*, num_dropped: over all trained agents.
-
-    indices: every group that was resolved in the step, with or without signal; reward_mean is over all of their
-    episodes. outcomes: for jobs that may skip tasks, the difficulty of each resolved task. num_dropped, dropped_tokens:
-    groups that were too stale to train, and their generated tokens. skipped_*: visits to tasks that were skipped since
-    the previous step. usage: by agent, what the episodes of the resolved groups used, and the trainer for the step.
-    is_demonstrated: the step trained demonstrations; they have no rewards, so reward_mean is 0 and means nothing.
-    """
+    """One finished step, exactly once; stream STEPS. Times are unix seconds; staleness is in versions; faults are by class."""
 
     step: int
     outcome: StepOutcome
+    """COMMITTED if any agent has a new version."""
     version: int
+    """Sum of the versions of the agents, which is the agent's version if there is one."""
     at: float
     wall_s: float
     reward_mean: float
+    """Over the episodes of all groups of the step, of the team's reward, as `reward_std`: the mean over the trained agents that the
+    episode's task may call.
+    """
     reward_std: float
     indices: tuple[int, ...]
+    """Every group that was resolved in the step, with or without signal."""
     num_groups: int
+    """Groups that train any agent."""
     num_episodes: int
     num_zero_variance: int = 0
+    """Groups without variance for every agent."""
     num_dropped: int = 0
+    """Groups that were too stale to train, over all trained agents."""
     dropped_tokens: int = 0
+    """Generated tokens of the dropped groups."""
     skipped_solved: int = 0
+    """Visits to solved tasks that were skipped since the previous step."""
     skipped_hopeless: int = 0
+    """Visits to hopeless ones."""
     outcomes: tuple[TaskOutcome, ...] = ()
+    """For jobs that may skip tasks, the difficulty of each resolved task."""
     staleness_mean: float = 0.0
+    """Over all trained agents, as `staleness_max`."""
     staleness_max: int = 0
     faults: dict[str, int] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
+    """Of the trainer; if there are several policies, each name begins with `<agent>/`."""
     usage: dict[str, UsageAmounts] = Field(default_factory=dict)
+    """By agent, what the episodes of the resolved groups used, and the trainer for the step."""
     agents: dict[str, AgentStep] = Field(default_factory=dict)
+    """The part of each agent."""
     plays: StepPlays = StepPlays()
     is_demonstrated: bool = False
+    """The step trained demonstrations; they have no rewards, so `reward_mean` is 0 and means nothing."""
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric over the agents; 0 if no agent has it."""

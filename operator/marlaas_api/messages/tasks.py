@@ -26,32 +26,36 @@ class TaskMessage(JobMessage):
 
 
 class IssueLedger(JobMessage):
-    """The tasks that the orchestrator has issued; KV `ledger`. Written by compare-and-set before the tasks are published.
-
-    open: indices of groups that were issued and do not yet belong to a recorded step. next_index: lowest index never
-    issued. evaluating: version under evaluation (`StepRecord.version`); evaluating_step: number of finished steps after
-    which its versions were the newest; evaluating_versions: the versions of the agents in it. skipped_*: number of indices below next_index
-    that were never issued because their tasks were skipped (in_pass: in the current pass only). past_versions: by agent that plays
-    past versions, the one that it plays in groups issued while step `past_step` is open.
-
-    open_from, evaluating_from: for each open group, in the order of `open`, and for the evaluation, a sequence of TURNS
-    below which it has no turn; read before the group was issued. Missing values are 1: nothing is known. episode_bytes:
-    bytes that an episode adds to TURNS; 0: not measured.
-    """
+    """The tasks that the orchestrator has issued; KV `ledger`. Written by compare-and-set before the tasks are published."""
 
     next_index: int = 0
+    """Lowest index never issued."""
     skipped_in_pass: int = 0
+    """Indices below `next_index` that were never issued because their tasks were skipped, in the current pass."""
     skipped_solved: int = 0
+    """Those whose tasks were solved, in all passes."""
     skipped_hopeless: int = 0
+    """Those whose tasks were hopeless, in all passes."""
     open: tuple[int, ...] = ()
+    """Indices of groups that were issued and do not yet belong to a recorded step."""
     past_step: int = -1
+    """Step during which `past_versions` are drawn."""
     past_versions: dict[str, int] = Field(default_factory=dict)
+    """By agent that plays past versions, the one that it plays in groups issued while step `past_step` is open."""
     evaluating: int | None = None
+    """Version under evaluation (`StepRecord.version`)."""
     evaluating_step: int = 0
+    """Number of finished steps after which its versions were the newest."""
     evaluating_versions: dict[str, int] = Field(default_factory=dict)
+    """Versions of the agents in it."""
     open_from: tuple[int, ...] = ()
+    """For each open group, in the order of `open`, a sequence of TURNS below which it has no turn, read before the group was issued.
+    Missing values are 1: nothing is known.
+    """
     evaluating_from: int = 1
+    """The same for the evaluation."""
     episode_bytes: int = 0
+    """Bytes that an episode adds to TURNS; 0: not measured."""
 
 
 class Pin(BusMessage):

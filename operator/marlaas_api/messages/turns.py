@@ -40,18 +40,7 @@ class ReplyPartsMessage(BusMessage):
 
 
 class GenerateRequest(JobMessage):
-    """A request to append to a conversation and generate; core subject `gen.<ns>.<job>.<agent>`.
-
-    The request's id is `names.request_id(episode, turn)`. parent: None begins a conversation; otherwise the turn whose
-    conversation continues (turns may branch). append: chat messages, or raw text that bypasses the template.
-    demonstration: the assistant's message that is recorded as the reply, of a group that is demonstrated; the engine does not run.
-    max_tokens: None is the job's own limit, which a request can only lower. stop: strings that end the reply, beside the job's. tools: the JSON text of each function for
-    the chat template; None: those of the parent, or none in a new conversation.
-
-    deadline_s: the replica drops the request this many seconds after the last message about it; a repeated request or a
-    KeepRequest restarts this time. reply_to: set when a replica forwards the request to the group's owner. last_replica:
-    replica that replied last to a request of the group, as far as the sandbox knows; a hint for the choice of the owner.
-    """
+    """A request to append to a conversation and generate; core subject `gen.<ns>.<job>.<agent>`. Its id is `names.request_id(episode, turn)`."""
 
     agent: str
     group: str
@@ -59,14 +48,25 @@ class GenerateRequest(JobMessage):
     episode: str
     turn: Integer
     parent: Integer | None
+    """None begins a conversation; otherwise the turn whose conversation continues (turns may branch)."""
     append: tuple[ChatMessage, ...] | str
+    """Chat messages, or raw text that bypasses the template."""
     tools: tuple[str, ...] | None = None
+    """JSON text of each function for the chat template; None: those of the parent, or none in a new conversation."""
     demonstration: ChatMessage | None = None
+    """The assistant's message that is recorded as the reply, of a group that is demonstrated; the engine does not run."""
     max_tokens: Integer | None = None
+    """None is the job's own limit, which a request can only lower."""
     stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = ()
+    """Strings that end the reply, beside the job's."""
     deadline_s: float = Field(allow_inf_nan=False)
+    """The replica drops the request this many seconds after the last message about it; a repeated request or a KeepRequest restarts
+    this time.
+    """
     reply_to: str | None = None
+    """Set when a replica forwards the request to the group's owner."""
     last_replica: str = ""
+    """Replica that replied last to a request of the group, as far as the sandbox knows; a hint for the choice of the owner."""
 
 
 class KeepRequest(JobMessage):
@@ -93,37 +93,39 @@ class ReplyPhase(StrEnum):
 
 
 class GenerateReply(BusMessage):
-    """A reply to a sandbox's request, on the reply inbox. It never contains ids, logprobs or versions.
-
-    RESULT: `text` and `opening` as in `Turn`. HEARTBEAT: `running_s` is the number of seconds for which the engine has generated; None: the request waits. `doing`
-    is for people.
-
-    FAILED: `error` is for people. retryable: the same request may be sent again. waits: not an error; the replica has
-    no place now, and the time until it has one counts as waiting. stops_engine: the request is the cause of the
-    engine's failures, so another attempt at the episode would fail too. is_refused: the environment's messages or the base model's chat template are the
-    cause, so another attempt would be refused too; is_permanent: so would every other episode of the job. context_tokens, is_overtime:
-    see `Turn`.
-    """
+    """A reply to a sandbox's request, on the reply inbox. It never contains ids, logprobs or versions."""
 
     request: str
     phase: ReplyPhase
     replica: str
     text: str = ""
+    """Of a RESULT, as in `Turn`."""
     parts: ReplyPartsMessage | None = None
     opening: str = ""
+    """Of a RESULT, as in `Turn`."""
     stop_reason: StopReason | None = None
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     context_tokens: int = 0
+    """As in `Turn`."""
     is_overtime: bool = False
+    """As in `Turn`."""
     running_s: float | None = None
+    """Of a HEARTBEAT: seconds for which the engine has generated; None: the request waits."""
     doing: str = ""
+    """Of a HEARTBEAT, for people."""
     error: str = ""
+    """Of a FAILED reply, for people."""
     retryable: bool = False
+    """The same request may be sent again."""
     waits: bool = False
+    """Not an error: the replica has no place now, and the time until it has one counts as waiting."""
     stops_engine: bool = False
+    """The request is the cause of the engine's failures, so another attempt at the episode would fail too."""
     is_refused: bool = False
+    """The environment's messages or the base model's chat template are the cause, so another attempt would be refused too."""
     is_permanent: bool = False
+    """Every other episode of the job would be refused too."""
 
 
 class Meter(BusMessage):
@@ -141,18 +143,7 @@ class Meter(BusMessage):
 
 
 class Turn(JobMessage):
-    """One generation, recorded by the rollout role; `turn.<ns>.<job>.<episode>.<n>`, the first writer wins.
-
-    prompt_ids, output_ids: int32 bytes [T] (`marlaas_api.wire`). logprobs: float32 bytes, one per output id, under
-    the sampling policy at `temperature`. `prompt_ids` are only the tokens that this turn appended after its parent's
-    output; with `opens_segment` they are a whole prompt (the first turn, or after a template that rewrote earlier
-    text). text: the reply's text. parts: None if text, content and raw are equal. opening: the beginning of the assistant's message
-    that stands in the prompt, from the chat template (`<think>`) or the request. append, tools: from the request. A prompt too long for the context window is not fed
-    to the engine; of such a prompt, only the beginning and a digest are recorded, with its length, `unfit_tokens`, and that of the
-    window, `context_tokens`; otherwise both are 0. num_preemptions: of the job before the
-    request. is_overtime: whether the turn's time limit ended it, with the stop reason LENGTH.
-    demonstration: from the request; such a turn was not sampled, so it has no version, adapter, logprobs and cost.
-    """
+    """One generation, recorded by the rollout role; `turn.<ns>.<job>.<episode>.<n>`, the first writer wins."""
 
     agent: str
     group: str
@@ -163,21 +154,38 @@ class Turn(JobMessage):
     version: int
     adapter_sha256: str
     opens_segment: bool
+    """`prompt_ids` are a whole prompt: of the first turn, or after a template that rewrote earlier text."""
     append: tuple[ChatMessage, ...] | str
+    """From the request, as `tools`."""
     tools: tuple[str, ...] | None = None
     prompt_ids: bytes
+    """int32 bytes [T] (`marlaas_api.wire`): only the tokens that this turn appended after its parent's output, unless it
+    opens a segment.
+    """
     output_ids: bytes
+    """int32 bytes [T]."""
     logprobs: bytes
+    """float32 bytes [T], one per output id, under the sampling policy at `temperature`."""
     text: str
+    """The reply's text."""
     parts: ReplyPartsMessage | None = None
+    """None if text, content and raw are equal."""
     opening: str = ""
+    """Beginning of the assistant's message that stands in the prompt, from the chat template (`<think>`) or the request."""
     stop_reason: StopReason
     temperature: float
     meter: Meter
     num_preemptions: int = 0
+    """Of the job before the request."""
     unfit_tokens: int = 0
+    """Length of a prompt that is too long for the context window; otherwise 0. Such a prompt is not fed to the engine, and only its
+    beginning and a digest are recorded.
+    """
     context_tokens: int = 0
+    """Length of the window that such a prompt did not fit; otherwise 0."""
     is_overtime: bool = False
+    """The turn's time limit ended it, with the stop reason LENGTH."""
     demonstration: ChatMessage | None = None
+    """From the request; such a turn was not sampled, so it has no version, adapter, logprobs and cost."""
     replica: str
     at: float

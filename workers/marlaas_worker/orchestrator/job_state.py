@@ -183,10 +183,10 @@ class JobState:
         if episode.split is Split.EVAL:
             assert self.evaluation is not None
             if self.evaluation.add(kept):
-                self.groups.keep(None, kept)
+                self.groups.count(None, kept)
         elif self.groups.is_played(index := group_index(episode.group)):
             if episode.member not in self.ended(episode.group):
-                self.groups.keep(index, kept)
+                self.groups.count(index, kept)
             group = self._experience.add(kept)
             if group is not None:
                 self.groups.complete[index] = group

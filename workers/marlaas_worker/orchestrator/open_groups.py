@@ -48,7 +48,7 @@ class OpenGroups:
         """Return whether a group is in flight and not complete."""
         return index in self.in_flight and index not in self.complete
 
-    def keep(self, index: int | None, episode: Episode) -> None:
+    def count(self, index: int | None, episode: Episode) -> None:
         """Count the memory of an episode that is kept. index: of its group; None: of the evaluation. Raises EpisodesTooLarge."""
         self._bytes[index] += kept_bytes(episode)
         if (size := self._bytes.total()) > MAX_KEPT_BYTES:
