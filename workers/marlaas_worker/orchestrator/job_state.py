@@ -53,7 +53,7 @@ class JobState:
         self.tasks = JobTasks(document)
         self.episode_bytes = 0
         self.waits = self.pauses = self.unserved = self.trainerless = ""
-        self.recorded = RecordedTotals(history.steps, history.evaluations)
+        self.recorded = RecordedTotals.of(history)
         self.trained_prompts: set[str] = set()
         for step in history.steps:
             self._note_prompts(step)

@@ -1,7 +1,7 @@
 """The records of a job, and totals over its recorded steps and evaluations. Each record counts once."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import EvalRecord, GroupLogEntry, IssueLedger, PolicyRecord, StepRecord, UsageAmounts
@@ -22,23 +22,33 @@ class History:
     policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
 class RecordedTotals:
-    """Faults, skipped visits, seconds of the trainer, and usage by agent.
+    """Totals over recorded steps and evaluations.
 
-    untrained: by agent, its steps without a new version, by the cause of most of their groups.
+    Attributes:
+        skips: visits to tasks that were skipped, by why.
+        trainer_s: seconds that trainers computed.
+        usage: by agent.
+        untrained: by agent, its steps without a new version, by the cause of most of their groups.
     """
 
-    def __init__(self, steps: Iterable[StepRecord], evaluations: Iterable[EvalRecord]) -> None:
-        self.faults: Counter[str] = Counter()
-        self.skips: Counter[str] = Counter()
-        self.training_faults: Counter[str] = Counter()
-        self.trainer_s = 0.0
-        self.usage: dict[str, UsageAmounts] = {}
-        self.untrained: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for step in steps:
-            self.add_step(step)
-        for evaluation in evaluations:
-            self.add_evaluation(evaluation)
+    faults: Counter[str] = field(default_factory=Counter)
+    skips: Counter[str] = field(default_factory=Counter)
+    training_faults: Counter[str] = field(default_factory=Counter)
+    trainer_s: float = 0.0
+    usage: dict[str, UsageAmounts] = field(default_factory=dict)
+    untrained: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @classmethod
+    def of(cls, history: History) -> "RecordedTotals":
+        """Return the totals of a job."""
+        totals = cls()
+        for step in history.steps:
+            totals.add_step(step)
+        for evaluation in history.evaluations:
+            totals.add_evaluation(evaluation)
+        return totals
 
     def add_step(self, record: StepRecord) -> None:
         """Add a recorded step."""
