@@ -10,6 +10,7 @@ from pathlib import Path
 
 NAMES = (
     "bus",
+    "job_streams",
     "operator_scale",
     "orchestrator_queue",
     "orchestrator_scale",
