@@ -12,13 +12,14 @@ from tests.tables import rows
 from marlaas_api.blobs import BlobRefused
 from marlaas_api.bus import BusRefused
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.names import AdapterRef
-from marlaas_worker.rollout.accounts import GONE_S, OPEN_S, Account, GoneJobs
-from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
+from marlaas_api.names import AdapterRef, JobRef
+from marlaas_worker.rollout.accounts import OPEN_S, Account
+from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures
 from marlaas_worker.rollout.engine_meter import DecodeTime, EngineMeter, recent_tokens
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, Place, RecentOutputs
 from marlaas_worker.rollout.load_retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 from marlaas_worker.rollout.request_limiter import RequestLimiter
+from marlaas_worker.rollout.served_jobs import GONE_S, Failures, ServedJobs
 from marlaas_worker.rollout.slot_seconds import SlotSeconds
 
 
@@ -170,12 +171,10 @@ def test_a_reservation_is_whole_blocks_within_the_budget_and_an_estimate_of_the_
     assert budget.room == math.inf
     outputs = RecentOutputs()
     for number in (*[900] * 64, *range(1, 65)):
-        outputs.note("job", number)
-    assert outputs.expected_tokens("job", 1000) == 58
-    assert outputs.expected_tokens("job", 4) == 4
-    assert outputs.expected_tokens("another", 1000) == 1000
-    outputs.forget("job")
-    assert outputs.expected_tokens("job", 1000) == 1000
+        outputs.note(number)
+    assert outputs.expected_tokens(1000) == 58
+    assert outputs.expected_tokens(4) == 4
+    assert RecentOutputs().expected_tokens(1000) == 1000
 
 
 class Prompts:
@@ -232,13 +231,12 @@ def test_shares_of_the_engines_time_add_up_to_the_time_it_was_busy():
     meter = EngineMeter()
     a = meter.enter(10.0)
     b = meter.enter(12.0)
-    meter.leave(a, "one", 16.0)
-    meter.leave(b, "two", 17.0)
+    assert meter.leave(a, 16.0) == pytest.approx(2.0 + 2.0)
+    assert meter.leave(b, 17.0) == pytest.approx(2.0 + 1.0)
     meter.advance(100.0)
     c = meter.enter(100.0)
-    meter.leave(c, "one", 101.0)
+    assert meter.leave(c, 101.0) == pytest.approx(1.0)
     assert meter.busy_s == pytest.approx(8.0)
-    assert meter.job_engine_s == pytest.approx({"one": 2.0 + 2.0 + 1.0, "two": 2.0 + 1.0})
 
 
 def test_recent_tokens_count_half_after_a_minute_and_tell_the_tokens_of_unfinished_generations():
@@ -256,10 +254,19 @@ def test_recent_tokens_count_half_after_a_minute_and_tell_the_tokens_of_unfinish
     assert decode.tokens_in(60.0, 100) == 100
 
 
-def test_totals_are_kept_for_a_minute_after_the_document_is_gone():
-    gone = GoneJobs()
-    for present, counted, (seconds, times), expired in rows(__file__, "gone_jobs"):
-        assert gone.expired(present, counted, seconds + times * GONE_S) == set(expired), (seconds, times)
+def test_everything_of_a_job_is_dropped_when_its_document_has_been_gone_for_a_minute():
+    jobs = ServedJobs()
+    for present, used, (seconds, times), expired in rows(__file__, "gone_jobs"):
+        for uid in used:
+            jobs.of(job_ref(uid)).pins.put(("policy", f"{uid}-t0"), 1, 100)
+        dropped = jobs.drop_gone({job_ref(uid) for uid in present}, seconds + times * GONE_S)
+        assert {job.ref.uid for job in dropped} == set(expired), (seconds, times)
+        assert jobs.bounds.pins.num_bytes == 100 * len(jobs)
+    assert {job.ref.uid for job in jobs} == {"b"}
+
+
+def job_ref(uid):
+    return JobRef("team-a", "sums", uid)
 
 
 def version(uid, number, agent="policy"):
@@ -313,24 +320,24 @@ def test_a_load_that_never_succeeds_is_refused_until_everything_begins_anew(erro
 
 
 def test_a_request_that_fails_by_its_own_seed_counts_its_failures_although_its_prompt_is_generated_by_others():
-    failures, own = EngineFailures(), Failures()
+    failures, own, job = EngineFailures(), Failures(), ServedJobs().of(job_ref("uid"))
     for number in range(MAX_ENGINE_FAILURES):
-        known = failures.of("uid", PROMPT, own)
+        known = failures.of(job, PROMPT, own)
         assert known.number == number
-        own = failures.note("uid", PROMPT, known, own, f"death {number}")
-        failures.generated("uid", PROMPT)
-    found = failures.of("uid", PROMPT, own)
-    verdict = failures.verdict("uid", PROMPT, found, "e.0")
+        own = failures.note(job, PROMPT, known, own, f"death {number}")
+        failures.generated(job, PROMPT)
+    found = failures.of(job, PROMPT, own)
+    verdict = failures.verdict(job, PROMPT, found, "e.0")
     assert (found.number, verdict.is_sure) == (MAX_ENGINE_FAILURES, True)
     text = "the engine failed 3 times while it ran the prompt of turn e.0; last: death 2; change the prompt, or ask"
     assert str(verdict).startswith(text)
 
 
 def test_without_another_generation_the_prompt_may_not_be_the_cause_and_is_run_once_more():
-    failures, own = EngineFailures(), Failures()
+    failures, own, job = EngineFailures(), Failures(), ServedJobs().of(job_ref("uid"))
     for _ in range(MAX_ENGINE_FAILURES):
-        own = failures.note("uid", PROMPT, failures.of("uid", PROMPT, own), own, "died")
-    assert not failures.verdict("uid", PROMPT, own, "e.0").is_sure
-    assert failures.of("uid", PROMPT, Failures()).number == MAX_ENGINE_FAILURES - 1
-    failures.generated("uid", PROMPT)
-    assert failures.of("uid", PROMPT, Failures()).number == 0
+        own = failures.note(job, PROMPT, failures.of(job, PROMPT, own), own, "died")
+    assert not failures.verdict(job, PROMPT, own, "e.0").is_sure
+    assert failures.of(job, PROMPT, Failures()).number == MAX_ENGINE_FAILURES - 1
+    failures.generated(job, PROMPT)
+    assert failures.of(job, PROMPT, Failures()).number == 0

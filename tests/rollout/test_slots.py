@@ -11,8 +11,9 @@ from tests.harness import a_manifest, job_document
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_worker.rollout.adapter_cache import AdapterCache
-from marlaas_worker.rollout.bounded_cache import BoundedCache
+from marlaas_worker.rollout.bounded_cache import BoundedCache, CacheBound
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
+from marlaas_worker.rollout.served_jobs import ServedJobs
 from marlaas_worker.rollout.slot_table import SlotTable
 from marlaas_worker.rollout.slots import Held, ProvenVersions
 
@@ -100,8 +101,8 @@ async def test_a_new_group_is_not_sampled_from_a_version_that_is_too_old():
     proven = ProvenVersions(2, count(1))
     proven.prefer([newest])
     proven.add(Held(proven.table.begin(past.engine_name, NOWHERE), a_manifest(job, 2)))
-    assert await proven.newest_of(past, "team-a", max_staleness=8) == 2
-    waiting = asyncio.create_task(proven.newest_of(past, "team-a", max_staleness=7))
+    assert await proven.newest_of(past.agent_ref, "team-a", max_staleness=8) == 2
+    waiting = asyncio.create_task(proven.newest_of(past.agent_ref, "team-a", max_staleness=7))
     await asyncio.sleep(0)
     assert [wait.name for wait in proven.waits] == [newest.engine_name]
     proven.add(Held(proven.table.begin(newest.engine_name, NOWHERE), a_manifest(job, 10)))
@@ -126,28 +127,37 @@ def manifest(uid, **files):
 
 
 async def test_no_download_runs_on_after_another_failed_and_files_of_gone_jobs_go(tmp_path):
-    files, lost = AdapterCache(None, OneFails(), tmp_path), manifest("u1", a="missing", b="slow")
+    files, lost = AdapterCache(None, ServedJobs(), OneFails(), tmp_path), manifest("u1", a="missing", b="slow")
     with pytest.raises(BlobUnavailable):
         await files.fetch(lost)
     await files.discard(lost.adapter)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert list(tmp_path.iterdir()) == []
-    fetched = [await files.fetch(manifest(uid, a="slow")) for uid in ("gone", "here")]
-    await files.forget({"gone"})
-    assert list(tmp_path.iterdir()) == fetched[1:]
+    assert list(tmp_path.glob("*/*")) == []
+    gone, here = [await files.fetch(manifest(uid, a="slow")) for uid in ("gone", "here")]
+    await files.discard_job(manifest("gone").adapter.job_ref)
+    assert list(tmp_path.glob("*/*")) == [here]
+    assert not gone.parent.exists()
 
 
-def test_a_cache_is_bounded_in_bytes_evicts_the_least_recently_used_and_forgets_what_is_gone():
-    cache = BoundedCache(100)
+def test_caches_are_bounded_in_bytes_together_and_evict_the_least_recently_used():
+    bound = CacheBound(100)
+    cache, other = BoundedCache(bound), BoundedCache(bound)
     for key, num_bytes in (("a", 40), ("b", 30), ("c", 30)):
         cache.put(key, num_bytes, num_bytes)
-    assert (cache.get("a"), cache.num_bytes) == (40, 100)
-    cache.put("d", 50, 50)
-    assert ([key in cache for key in "abcd"], cache.get("b"), cache.num_bytes) == ([True, False, False, True], None, 90)
+    assert (cache.get("a"), bound.num_bytes) == (40, 100)
+    other.put("d", 50, 50)
+    assert ([key in cache for key in "abcd"], cache.get("b"), bound.num_bytes) == (
+        [True, False, False, False],
+        None,
+        90,
+    )
     cache.put("a", "new", 45)
-    assert (cache.get("a"), cache.num_bytes, len(cache)) == ("new", 95, 2)
-    cache.forget(lambda key, value: value == 50)
-    assert (cache.get("d"), cache.num_bytes) == (None, 45)
+    assert (cache.get("a"), bound.num_bytes, len(cache), len(other)) == ("new", 95, 1, 1)
+    bound.trim(lambda value: value == 50)
+    assert (other.get("d"), cache.get("a"), bound.num_bytes) == (None, "new", 45)
+    other.put("d", 1, 1)
+    other.clear()
+    assert (len(other), bound.num_bytes) == (0, 45)
     cache.put("large", 2, 500)
-    assert (cache.get("a"), cache.get("large"), cache.num_bytes) == (None, 2, 500), "one is kept, however large"
+    assert (cache.get("a"), cache.get("large"), bound.num_bytes) == (None, 2, 500), "one is kept, however large"

@@ -12,7 +12,7 @@ from marlaas_api.messages.base import BusMessage, JobMessage, SpecPart
 from marlaas_api.messages.job_spec import JobSpec, QuantityText
 from marlaas_api.messages.steps import SuiteResult
 from marlaas_api.messages.usage import TokenUse, UsageAmounts, total
-from marlaas_api.names import AdapterRef, JobRef
+from marlaas_api.names import AdapterRef, AgentRef, JobRef
 
 
 class JobVerdict(BusMessage):
@@ -113,6 +113,11 @@ class JobAgent:
     def ref(self) -> JobRef:
         """The job's reference."""
         return self.document.ref
+
+    @property
+    def agent_ref(self) -> AgentRef:
+        """The agent's reference."""
+        return AgentRef(self.ref, self.agent.name)
 
     @property
     def policy_key(self) -> str:

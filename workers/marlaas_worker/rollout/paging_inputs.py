@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
-from marlaas_api.names import AdapterRef
+from marlaas_api.names import AdapterRef, AgentRef
 from marlaas_worker.rollout.load_retries import Retries
 from marlaas_worker.rollout.paging import PageDemand, Resident, Urgency, order_waits
 from marlaas_worker.rollout.slots import ProvenVersions
@@ -20,7 +20,7 @@ class PagingInputs:
 
     def __init__(self, proven: ProvenVersions, retries: Retries, usage: Callable[[str], float]) -> None:
         self._proven, self._retries, self._usage = proven, retries, usage
-        self._used_at: dict[AdapterRef, float] = {}
+        self._used_at: dict[AgentRef, float] = {}
 
     def wanted(self, now: float) -> dict[str, AdapterRef]:
         """Return the versions that requests wait for, in their order, then the newest ones, last used first."""
@@ -28,14 +28,14 @@ class PagingInputs:
         for agent in self._used_at.keys() - newest.keys():
             del self._used_at[agent]
         own = (ref for agent, ref in newest.items() if agent not in self._proven.elsewhere)
-        last_used_first = sorted(own, key=lambda ref: -self._used_at.get(ref.at(0), 0.0))
+        last_used_first = sorted(own, key=lambda ref: -self._used_at.get(ref.agent_ref, 0.0))
         waiting = (waits.adapter(wait.name) for wait in order_waits(waits, self._usage))
         refs = [*(ref for ref in waiting if self.is_committed(ref)), *last_used_first]
         return {ref.engine_name: ref for ref in refs if self._retries.may_try(ref.engine_name, now)}
 
     def is_committed(self, adapter: AdapterRef) -> bool:
         """Return False if a version is known not to be committed yet. A strict job's groups are pinned before that."""
-        newest = self._proven.newest.get(adapter.at(0))
+        newest = self._proven.newest.get(adapter.agent_ref)
         return newest is None or adapter.version <= newest.version
 
     def next_retry_s(self, now: float) -> float | None:
@@ -55,7 +55,7 @@ class PagingInputs:
 
     def _describe(self, resident: Resident, adapter: AdapterRef, now: float) -> Resident:
         """Add the facts that the slot table does not know."""
-        agent, proven = adapter.at(0), self._proven
+        agent, proven = adapter.agent_ref, self._proven
         if agent in proven.newest and resident.used_at > resident.loaded_at:
             self._used_at[agent] = max(self._used_at.get(agent, 0.0), resident.used_at)
         is_newest = proven.newest.get(agent) == adapter and agent not in proven.elsewhere
@@ -70,7 +70,7 @@ class PagingInputs:
         )
 
     def _demand(self, adapter: AdapterRef, is_waiting: bool, now: float) -> PageDemand:
-        is_in_use = now - self._used_at.get(adapter.at(0), -IN_USE_S) < IN_USE_S
+        is_in_use = now - self._used_at.get(adapter.agent_ref, -IN_USE_S) < IN_USE_S
         # Once only: versions that no request uses would otherwise take the slots from each other for ever.
         is_first = not self._proven.was_proven(adapter)
         urgency = Urgency.SUCCESSOR if is_in_use and is_first else Urgency.PREFETCH

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
-from marlaas_api.names import AdapterRef
+from marlaas_api.names import AdapterRef, AgentRef
 from marlaas_worker.rollout.engine import LoadedAdapter
 from marlaas_worker.rollout.paging import Wait
 from marlaas_worker.rollout.slot_table import SlotTable
@@ -93,11 +93,11 @@ class PastCalls:
     """
 
     def __init__(self) -> None:
-        self._called_at: dict[AdapterRef, dict[str, dict[int, float]]] = {}
+        self._called_at: dict[AgentRef, dict[str, dict[int, float]]] = {}
 
     def note(self, adapter: AdapterRef, caller: str, num_open: int, now: float) -> None:
         """Record a call. caller: the agent, or the evaluation. num_open: most versions that it calls at a time."""
-        called_at = self._called_at.setdefault(adapter.at(0), {}).setdefault(caller, {})
+        called_at = self._called_at.setdefault(adapter.agent_ref, {}).setdefault(caller, {})
         called_at.pop(adapter.version, None)
         called_at[adapter.version] = now
         while len(called_at) > num_open:
@@ -105,11 +105,11 @@ class PastCalls:
 
     def may_call(self, adapter: AdapterRef, now: float) -> bool:
         """Return whether a version may be called again."""
-        callers = self._called_at.get(adapter.at(0), {}).values()
+        callers = self._called_at.get(adapter.agent_ref, {}).values()
         return any(now - called_at.get(adapter.version, -CALLED_S) < CALLED_S for called_at in callers)
 
-    def keep(self, agents: Collection[AdapterRef]) -> None:
-        """Drop the calls of all other agents, given as version 0."""
+    def keep(self, agents: Collection[AgentRef]) -> None:
+        """Drop the calls of all other agents."""
         self._called_at = {agent: calls for agent, calls in self._called_at.items() if agent in agents}
 
 
@@ -127,11 +127,11 @@ class ProvenVersions:
     Attributes:
         table: the slots.
         waits: requests that wait for a version.
-        newest: the newest committed version of every served agent, by the agent's version 0.
-        strict: the agents, as version 0, of strict jobs.
+        newest: the newest committed version of every served agent.
+        strict: the agents of strict jobs.
         past: calls of versions that may be past.
         is_short: whether a version that requests wait for, or will soon, has no slot.
-        elsewhere: the agents, as version 0, whose requests go to other replicas; their versions are loaded on request only.
+        elsewhere: the agents whose requests go to other replicas; their versions are loaded on request only.
         wake: set when a request or a new version needs a change of the slots.
     """
 
@@ -139,15 +139,15 @@ class ProvenVersions:
         self.wake = asyncio.Event()
         self.table = SlotTable(num_slots, numbers)
         self.waits = Waits(self.wake.set)
-        self.newest: dict[AdapterRef, AdapterRef] = {}
-        self.strict: frozenset[AdapterRef] = frozenset()
+        self.newest: dict[AgentRef, AdapterRef] = {}
+        self.strict: frozenset[AgentRef] = frozenset()
         self.past = PastCalls()
         self.is_short = False
-        self.elsewhere: frozenset[AdapterRef] = frozenset()
+        self.elsewhere: frozenset[AgentRef] = frozenset()
         self._proven: dict[str, Held] = {}
-        self._versions: dict[AdapterRef, set[int]] = {}
-        self._served: dict[AdapterRef, set[int]] = {}
-        self._tenants: dict[AdapterRef, str] = {}
+        self._versions: dict[AgentRef, set[int]] = {}
+        self._served: dict[AgentRef, set[int]] = {}
+        self._tenants: dict[AgentRef, str] = {}
         self._refused: dict[str, Exception] = {}
         self._yielding: frozenset[str] = frozenset()
         self._revoked: frozenset[str] = frozenset()
@@ -160,11 +160,11 @@ class ProvenVersions:
 
     def was_proven(self, adapter: AdapterRef) -> bool:
         """Return whether the version passed all checks in this incarnation of the engine, even if it was evicted since."""
-        return adapter.version in self._versions.get(adapter.at(0), ())
+        return adapter.version in self._versions.get(adapter.agent_ref, ())
 
     def has_served(self, adapter: AdapterRef) -> bool:
         """Return whether a request has run on the version in this incarnation of the engine."""
-        return adapter.version in self._served.get(adapter.at(0), ())
+        return adapter.version in self._served.get(adapter.agent_ref, ())
 
     def is_yielding(self, name: str) -> bool:
         """Return whether a version takes no new requests for now."""
@@ -172,7 +172,7 @@ class ProvenVersions:
 
     def tenant_of(self, adapter: AdapterRef) -> str:
         """Return the tenant of a version's agent; empty before the agent's first request."""
-        return self._tenants.get(adapter.at(0), "")
+        return self._tenants.get(adapter.agent_ref, "")
 
     @asynccontextmanager
     async def queue(self, adapter: AdapterRef, tenant: str) -> AsyncIterator[None]:
@@ -181,7 +181,7 @@ class ProvenVersions:
         Then it has to `hold` the version, which may have lost its slot meanwhile. Raises VersionRefused.
         """
         name = adapter.engine_name
-        self._tenants[adapter.at(0)] = tenant
+        self._tenants[adapter.agent_ref] = tenant
         while True:
             self._raise_refusal(name)
             if name in self._proven and name not in self._yielding:
@@ -198,7 +198,7 @@ class ProvenVersions:
             yield None
             return
         held = self._proven[name]
-        self._served.setdefault(adapter.at(0), set()).add(adapter.version)
+        self._served.setdefault(adapter.agent_ref, set()).add(adapter.version)
         try:
             yield held
         finally:
@@ -207,24 +207,23 @@ class ProvenVersions:
             if is_needed and not self.table.running(name):
                 self.wake.set()
 
-    def newest_resident(self, agent: AdapterRef) -> int:
+    def newest_resident(self, agent: AgentRef) -> int:
         """Return the newest version of an agent that may be served now, without a load; -1 if there is none."""
         adapters = (held.manifest.adapter for held in self._proven.values())
-        return max((adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)), default=-1)
+        return max((adapter.version for adapter in adapters if adapter.agent_ref == agent), default=-1)
 
-    async def newest_of(self, agent: AdapterRef, tenant: str, max_staleness: int) -> int:
+    async def newest_of(self, agent: AgentRef, tenant: str, max_staleness: int) -> int:
         """Return the newest proven version of an agent; wait for the newest one if all are too old. Raises VersionRefused.
 
         An evicted version counts too; it is loaded again when a request needs it. After a restart of the engine, a past
         version may be the first that is proven: a group that is sampled from it would be dropped as stale.
 
         Args:
-            agent: an adapter of the agent at any version.
             max_staleness: most versions behind the newest one.
         """
         while True:
-            best = max(self.newest_resident(agent), *self._versions.get(agent.at(0), ()), -1)
-            newest = self.newest.get(agent.at(0))
+            best = max(self.newest_resident(agent), *self._versions.get(agent, ()), -1)
+            newest = self.newest.get(agent)
             if best >= 0 and (newest is None or best >= newest.version - max_staleness):
                 return best
             if newest is None:
@@ -233,10 +232,10 @@ class ProvenVersions:
                 self._raise_refusal(newest.engine_name)
                 await self.waits.wait(newest, tenant)
 
-    def prefer(self, newest: Iterable[AdapterRef], strict: Iterable[AdapterRef] = ()) -> None:
+    def prefer(self, newest: Iterable[AdapterRef], strict: Iterable[AgentRef] = ()) -> None:
         """Set the newest version of every served agent, and the agents of strict jobs."""
-        self.newest = {adapter.at(0): adapter for adapter in newest}
-        self.strict = frozenset(adapter.at(0) for adapter in strict)
+        self.newest = {adapter.agent_ref: adapter for adapter in newest}
+        self.strict = frozenset(strict)
         self.past.keep(self.newest.keys())
         for known in (self._versions, self._served, self._tenants):
             for agent in known.keys() - self.newest.keys():
@@ -249,7 +248,7 @@ class ProvenVersions:
         self.table.ready(held.loaded)
         self._proven[held.loaded.name] = held
         adapter = held.manifest.adapter
-        self._versions.setdefault(adapter.at(0), set()).add(adapter.version)
+        self._versions.setdefault(adapter.agent_ref, set()).add(adapter.version)
         self._settle(held.loaded.name)
         self.wake.set()
 
