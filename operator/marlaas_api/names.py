@@ -64,6 +64,10 @@ class AgentRef:
     job: JobRef
     name: str
 
+    def adapter(self, version: int) -> "AdapterRef":
+        """Return the identity of one of its versions."""
+        return AdapterRef(self.job.namespace, self.job.name, self.job.uid, self.name, version)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class AdapterRef:

@@ -142,7 +142,7 @@ class JobAgent:
 
     def adapter(self, version: int) -> AdapterRef:
         """Return the identity of one of its versions."""
-        return AdapterRef(self.ref.namespace, self.ref.name, self.ref.uid, self.agent.name, version)
+        return self.agent_ref.adapter(version)
 
 
 def agents_on(pool: str, document: JobDocument) -> Iterator[JobAgent]:

@@ -113,11 +113,9 @@ NUM_JOBS, AT_ONCE = 40, 10
 
 def sizes(role):
     """The number of entries of each map that has entries by job, version, group, episode or request."""
-    engine, requests, versions, proven = role._engine, role._requests, role._versions, role._versions.proven
-    slots, bounds = versions.slot_seconds, role._jobs.bounds
+    engine, requests, proven, bounds = role._engine, role._requests, role._versions.proven, role._jobs.bounds
     of_maps = [role._jobs, engine.meter.tenant_tokens, engine.limiter.episodes, requests._characters, requests._active]
-    of_maps += [slots._ended, slots._held, slots._began, proven._versions, proven._refused]
-    of_maps += [proven.newest, list(proven.waits), versions._retries._failures, versions._inputs._used_at]
+    of_maps += [proven.served, proven.waiting]
     of_caches = [bounds.pins, bounds.manifests, bounds.histories, bounds.answers, bounds.failures]
     return [*map(len, of_maps), *(bound.num_bytes for bound in of_caches)]
 
@@ -140,4 +138,4 @@ async def test_after_40_short_jobs_nothing_of_them_is_left(harness, make_engine,
     roles[0]._engine.limiter.episodes.close_old()  # as the next request would
     assert not any(sizes(roles[0])), sizes(roles[0])
     assert roles[0]._engine.limiter._queue._root.below == {}
-    assert len(roles[0]._versions._resident) <= AT_ONCE
+    assert len(roles[0]._versions.proven.resident) <= AT_ONCE

@@ -18,6 +18,7 @@ from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.accounts import account_of
+from marlaas_worker.rollout.agent_versions import Slot
 from marlaas_worker.rollout.conversation import (
     BadAppend,
     Prompt,
@@ -33,7 +34,6 @@ from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
 from marlaas_worker.rollout.renderers.replies import ReadReply, read
 from marlaas_worker.rollout.served_jobs import Failures, ServedJob, ServedJobs
-from marlaas_worker.rollout.slots import Held
 from marlaas_worker.rollout.stops import stops_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer
@@ -124,7 +124,7 @@ class Generation:
         document, num_preemptions = served.document, self.policies.num_preemptions(request.ref)
         adapter = await self._version(job, request, served)
         if (caller := past_caller(request, document)) is not None:
-            self.versions.proven.past.note(adapter, *caller, _clock())
+            self.jobs.agent(served.agent_ref).call(adapter.version, *caller, _clock())
         tokenizer = await self.tokenizers.of(document)
         prompt = await self._extend(job, request, tokenizer)
         order = Order(request, served, job, tokenizer, adapter, prompt, began, num_preemptions)
@@ -227,13 +227,14 @@ class Generation:
                     place = await stack.enter_async_context(self._place(order, alone=known.number > 1))
                 if self.failures.of(order.job, order.prompt.ids, own).number != known.number:
                     return None
-                held = stack.enter_context(proven.hold(adapter))
-                if held is not None:
-                    return await self._run_on(order, held, place, stage)
+                slot = stack.enter_context(proven.hold(adapter))
+                if slot is not None:
+                    return await self._run_on(order, slot, place, stage)
 
-    async def _run_on(self, order: Order, held: Held, place: Place, stage: RequestStage) -> Drawn:
+    async def _run_on(self, order: Order, slot: Slot, place: Place, stage: RequestStage) -> Drawn:
         engine = self.engine
-        sha256 = held.manifest.files[TENSORS_FILE].sha256
+        assert slot.manifest is not None
+        sha256 = slot.manifest.files[TENSORS_FILE].sha256
         if order.prompt.room(engine.limits.max_model_len) < 1:
             return Drawn(_OUT_OF_CONTEXT, sha256, context_tokens=engine.limits.max_model_len)
         stage.enter("it waited within the engine")
@@ -241,7 +242,7 @@ class Generation:
         mark = engine.meter.enter(entered)
         computed, is_cut = Computed(), False
         try:
-            completion = await self._generate(order, held, partial(_begin, stage, place))
+            completion = await self._generate(order, slot, partial(_begin, stage, place))
             self.failures.generated(order.job, order.prompt.ids)
             computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
         except BaseException as error:
@@ -272,7 +273,7 @@ class Generation:
         kv_tokens = len(order.prompt.past) + num_appended + expected
         return limiter.place(account, num_appended, expected, kv_tokens)
 
-    async def _generate(self, order: Order, held: Held, began: Began) -> Completion:
+    async def _generate(self, order: Order, slot: Slot, began: Began) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.sampling(request.group)
         stops, end_ids = stops_of(order.tokenizer, rollout, request)
@@ -285,7 +286,7 @@ class Generation:
             max_s=document.spec.turn_timeout_s,
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
-        return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, began)
+        return await self.engine.generate(call, slot.loaded, order.prompt.ids, sampling, began)
 
 
 def _begin(stage: RequestStage, place: Place) -> None:

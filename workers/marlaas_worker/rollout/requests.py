@@ -20,7 +20,7 @@ from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.errors import MarlaasError, Permanent, Unreadable
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
-from marlaas_api.names import request_id
+from marlaas_api.names import JobRef, request_id
 from marlaas_api.wire import unpack_ids
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate, num_characters
@@ -113,9 +113,9 @@ class Requests:
         for active in self._active_of(keep):
             _extend_deadline(active, active.request.deadline_s)
 
-    async def cancel_others(self, admitted: Collection[str]) -> None:
-        """Cancel the requests of jobs that are not admitted any more. No replica hears their sandboxes. admitted: uids of jobs."""
-        for active in [one for one in self._active.values() if one.request.uid not in admitted]:
+    async def cancel_others(self, admitted: Collection[JobRef]) -> None:
+        """Cancel the requests of jobs that are not admitted any more. No replica hears their sandboxes."""
+        for active in [one for one in self._active.values() if one.request.ref not in admitted]:
             await self._stop(active, f"job {active.request.ref} is not admitted any more")
 
     async def send_heartbeats(self) -> None:
@@ -220,8 +220,8 @@ class Requests:
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)
 
     def _remember(self, active: _ActiveRequest, answer: bytes) -> None:
-        now, job = _clock(), self._jobs.of(active.request.ref)
-        job.answers.put(active.key, (now, answer), _ANSWER_OBJECT_BYTES + len(answer))
+        now = _clock()
+        self._jobs.of(active.request.ref).answers.put(active.key, (now, answer), _ANSWER_OBJECT_BYTES + len(answer))
         self._jobs.bounds.answers.trim(lambda found: found[0] <= now - REMEMBERED_S)
 
     async def _cancel_all(self) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import Manifest
-from marlaas_api.names import JobRef
+from marlaas_api.names import AgentRef, JobRef
+from marlaas_worker.rollout.agent_versions import ServedAgent
 from marlaas_worker.rollout.bounded_cache import BoundedCache, CacheBound
 from marlaas_worker.rollout.conversation import Conversation
 from marlaas_worker.rollout.kv_budget import RecentOutputs
@@ -73,6 +74,7 @@ class ServedJob:
         manifests: of its agents' versions, by sha256.
         histories: conversations by agent, episode and number of the last turn.
         answers: when requests were answered, and with which message, by the key of the request.
+        agents: its agents with their versions in the engine, by name.
         failures: failures of the engine, by the sha256 of the prompt.
         is_warned: whether the job has received the warnings about its chat template.
         gone_at: when its document was first missed; None while it exists.
@@ -80,7 +82,8 @@ class ServedJob:
 
     def __init__(self, ref: JobRef, bounds: CacheBounds) -> None:
         self.ref = ref
-        self.used, self.preempted = EngineUse(), EngineUse()
+        self.used = EngineUse()
+        self.preempted = EngineUse()
         self.turn_bytes = 0
         self.outputs = RecentOutputs()
         self.pins: BoundedCache[tuple[str, str], int] = BoundedCache(bounds.pins)
@@ -88,8 +91,14 @@ class ServedJob:
         self.histories: BoundedCache[tuple[str, str, int], History] = BoundedCache(bounds.histories)
         self.answers: BoundedCache[Hashable, tuple[float, bytes]] = BoundedCache(bounds.answers)
         self.failures: BoundedCache[bytes, Failures] = BoundedCache(bounds.failures)
+        self.agents: dict[str, ServedAgent] = {}
         self.is_warned = False
         self.gone_at: float | None = None
+
+    def slot_s(self, now: float) -> dict[str, float]:
+        """Return the seconds for which the versions of each agent had slots, by name; without those that had none."""
+        totals = ((name, agent.slot_s(now)) for name, agent in self.agents.items())
+        return {name: seconds for name, seconds in totals if seconds}
 
     def clear_caches(self) -> None:
         """Give back the bytes of the caches that all jobs share."""
@@ -119,6 +128,17 @@ class ServedJobs:
         if (found := self._jobs.get(ref)) is None:
             found = self._jobs[ref] = ServedJob(ref, self.bounds)
         return found
+
+    def agent(self, ref: AgentRef) -> ServedAgent:
+        """Return an agent of a job that is known to exist."""
+        agents = self.of(ref.job).agents
+        if (found := agents.get(ref.name)) is None:
+            found = agents[ref.name] = ServedAgent(ref)
+        return found
+
+    def agents(self) -> list[ServedAgent]:
+        """Return the agents of all jobs that this replica knows."""
+        return [agent for job in self for agent in job.agents.values()]
 
     def drop_gone(self, present: Collection[JobRef], now: float) -> list[ServedJob]:
         """Drop the jobs whose document has been gone for `GONE_S`, and return them. present: jobs that have a document.

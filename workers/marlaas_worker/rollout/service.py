@@ -24,7 +24,6 @@ from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.engine_failures import EngineFailures
 from marlaas_worker.rollout.generation import Generation
 from marlaas_worker.rollout.policies import Pins, Policies, strict
-from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.replica_metrics import of_engine, of_places, of_versions
 from marlaas_worker.rollout.requests import Requests
@@ -101,7 +100,7 @@ class _Rollout:
         self._reporter = Reporter(context, ("rollout", pool), self._report)
         self._jobs = ServedJobs()
         self._adapter_cache = AdapterCache(self._policies, self._jobs, context.blobs, context.scratch / "adapters")
-        self._versions = Versions(self._engine, self._adapter_cache, load_proven, self._emitter, self._reporter.changed)
+        self._versions = Versions(self._engine, self._adapter_cache, self._jobs, self._emitter, self._reporter.changed)
         self._log = TurnLog(context.bus, context.blobs)
         generation = Generation(
             context=context,
@@ -172,12 +171,11 @@ class _Rollout:
                 self._changed.clear()
                 served = self._policies.served()
                 await self._listen(served)
-                uids = {one.document.uid for one in served}
-                await self._requests.cancel_others(uids)
-                self._versions.slot_seconds.serve(uids, asyncio.get_running_loop().time())
-                elsewhere = self._versions.proven.elsewhere = self._reception.elsewhere()
+                jobs, elsewhere = {one.ref for one in served}, self._reception.elsewhere()
+                await self._requests.cancel_others(jobs)
+                self._versions.charge_slots(jobs, asyncio.get_running_loop().time())
                 self._share_cpu(len(served) - len(elsewhere))
-                self._versions.proven.prefer(self._policies.newest(served), strict(served))
+                self._versions.proven.prefer(self._policies.newest(served), strict(served), elsewhere)
                 await self._drop_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
@@ -215,7 +213,6 @@ class _Rollout:
         gone = self._jobs.drop_gone({one.ref for one in documents}, asyncio.get_running_loop().time())
         if not gone:
             return
-        self._versions.forget({one.ref.uid for one in gone})
         totals, tenants = self._engine.meter.tenant_tokens, {one.tenant for one in documents}
         for tenant in totals.keys() - tenants:
             del totals[tenant]
@@ -294,13 +291,13 @@ class _Rollout:
             verified=self._versions.proven.names,
             kv_tokens=limits.kv_tokens,
             num_running=meter.num_running,
-            num_waiting=self._engine.limiter.num_waiting + self._versions.proven.waits.num_requests,
+            num_waiting=self._engine.limiter.num_waiting + self._versions.proven.num_waiting,
             job_tokens={one.ref.uid: one.used.tokens for one in used},
             tenant_tokens=dict(meter.tenant_tokens),
             job_engine_s={one.ref.uid: one.used.engine_s for one in used},
             job_preempted_tokens={one.ref.uid: one.preempted.tokens for one in cut},
             job_preempted_engine_s={one.ref.uid: one.preempted.engine_s for one in cut},
-            agent_slot_s=self._versions.slot_seconds.totals(now),
+            agent_slot_s={one.ref.uid: slot_s for one in self._jobs if (slot_s := one.slot_s(now))},
             agent_tokens=meter.agents.at(now),
             job_turn_bytes={one.ref.uid: one.turn_bytes for one in self._jobs if one.turn_bytes},
             busy_s=meter.busy_s,
