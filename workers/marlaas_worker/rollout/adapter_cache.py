@@ -53,8 +53,8 @@ class AdapterCache:
             known = "nothing" if record is None or record.manifest is None else f"v{record.version}"
             raise NotPublished(f"{adapter} is not published: the policy key has {known}")
         manifest = await self._read(adapter.job_ref, record.manifest)
-        if manifest.adapter != adapter.at(record.version):
-            raise WrongManifest(f"the policy key of {adapter} points to the manifest of {manifest.adapter}")
+        if manifest.adapter != (newest := adapter.at(record.version)):
+            raise WrongManifest(f"the policy key of {newest} points to the manifest of {manifest.adapter}")
         while manifest.version > adapter.version:
             manifest = await self._parent(manifest)
         if manifest.version != adapter.version:

@@ -72,7 +72,7 @@ class ServedJob:
         outputs: lengths of its last outputs.
         pins: versions of groups, by the name under which the agent is pinned, and the group.
         manifests: of its agents' versions, by sha256.
-        histories: conversations by agent, episode and number of the last turn.
+        histories: conversations by agent, episode and number of the last turn; no agent continues another agent's.
         answers: when requests were answered, and with which message, by the key of the request.
         agents: its agents with their versions in the engine, by name.
         failures: failures of the engine, by the sha256 of the prompt.
