@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import math
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -25,6 +26,7 @@ from bench.runs import table
 from bench.virtual_time import VirtualLoop
 from marlaas_worker.rollout.accounts import Account
 from marlaas_worker.rollout.engine import Began, unheard
+from marlaas_worker.rollout.kv_budget import RecentOutputs
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 MAX_SEQS, KV_TOKENS = 32, 8192
@@ -139,6 +141,7 @@ class Simulation:
         self._fair, self._seed = fair, seed
         self._engine = Engine()
         self._limiter = RequestLimiter(MAX_SEQS, clock=asyncio.get_running_loop().time, kv_tokens=KV_TOKENS)
+        self._outputs: defaultdict[str, RecentOutputs] = defaultdict(RecentOutputs)
         self._queued = dict.fromkeys((tenant.name for tenant in TENANTS), 0)
         self._idle_since = dict.fromkeys(self._queued, 0.0)
 
@@ -175,14 +178,14 @@ class Simulation:
     async def _turn(self, tenant: Tenant, job: str, episode: str, size: tuple[int, int]) -> None:
         prompt, output = size
         account = Account(tenant.name, tenant.weight, job) if self._fair else Account("all", 1.0, "all")
-        expected = self._limiter.outputs.expected_tokens(job, MAX_TOKENS)
+        expected = self._outputs[job].expected_tokens(MAX_TOKENS)
         self._count(tenant.name, 1)
         with self._limiter.episodes.request(account, f"{tenant.name}-{episode}"):
             async with self._limiter.place(account, prompt, expected, prompt + expected) as place:
                 self._count(tenant.name, -1)
                 await self._engine.generate(prompt, output)
                 place.cost = prompt + output
-        self._limiter.outputs.note(job, output)
+        self._outputs[job].note(output)
         self.log.served.append((asyncio.get_running_loop().time(), tenant.name, prompt + output))
 
     def _count(self, tenant: str, change: int) -> None:

@@ -58,6 +58,18 @@ class JobRef:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class AgentRef:
+    """Identity of one agent of a job."""
+
+    job: JobRef
+    name: str
+
+    def adapter(self, version: int) -> "AdapterRef":
+        """Return the identity of one of its versions."""
+        return AdapterRef(self.job.namespace, self.job.name, self.job.uid, self.name, version)
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class AdapterRef:
     """Identity of one version of one agent's adapter; version 0 is the initial one."""
 
@@ -68,6 +80,16 @@ class AdapterRef:
     version: int
 
     @property
+    def job_ref(self) -> JobRef:
+        """The job."""
+        return JobRef(self.namespace, self.job, self.uid)
+
+    @property
+    def agent_ref(self) -> AgentRef:
+        """The agent."""
+        return AgentRef(self.job_ref, self.agent)
+
+    @property
     def engine_name(self) -> str:
         """The adapter's name in an engine. It is never reused, so that prefix caches cannot become stale."""
         return f"{self.namespace}.{self.job}.{self.uid}.{self.agent}@v{self.version}"
@@ -75,7 +97,7 @@ class AdapterRef:
     @property
     def blob_prefix(self) -> str:
         """Folder of the version's files in the blob store."""
-        return f"{agent_prefix(JobRef(self.namespace, self.job, self.uid), self.agent)}/v{self.version}"
+        return f"{agent_prefix(self.job_ref, self.agent)}/v{self.version}"
 
     def at(self, version: int) -> "AdapterRef":
         """Return the same agent's adapter at another version."""

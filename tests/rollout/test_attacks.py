@@ -7,7 +7,7 @@ may differ by the bound of `fair_queue`, whatever happened before.
 import asyncio
 import itertools
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +16,7 @@ from bench.virtual_time import VirtualLoop
 
 from marlaas_worker.rollout.accounts import OPEN_S, Account
 from marlaas_worker.rollout.engine_meter import EngineMeter
+from marlaas_worker.rollout.kv_budget import RecentOutputs
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 MAX_TOKENS, SECONDS = 128, 60.0
@@ -58,6 +59,7 @@ class Run:
         self.clock = asyncio.get_running_loop().time
         self.engine, self.meter = Engine(), EngineMeter()
         self.limiter = RequestLimiter(MAX_SEQS, clock=self.clock, kv_tokens=KV_TOKENS)
+        self.outputs = defaultdict(RecentOutputs)
         self.served, self.queued = Counter(), Counter()
         self.begin = None
         self.worst = self.largest = 0
@@ -86,7 +88,7 @@ class Run:
             await asyncio.sleep(behaviour.hangs_s)
 
     async def turn(self, tenant, job, account, prompt, output):
-        estimate = prompt + self.limiter.outputs.expected_tokens(job, MAX_TOKENS)
+        estimate = prompt + self.outputs[job].expected_tokens(MAX_TOKENS)
         self.change(tenant, 1)
         is_queued = True
         try:
@@ -97,7 +99,7 @@ class Run:
         finally:
             if is_queued:
                 self.change(tenant, -1)
-        self.limiter.outputs.note(job, output)
+        self.outputs[job].note(output)
 
     async def generate(self, tenant, prompt, output, place, estimate):
         began = self.clock()

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,14 +14,15 @@ from tests.tables import rows
 from marlaas_api.blobs import BlobRefused
 from marlaas_api.bus import BusRefused
 from marlaas_api.errors import Permanent, Retryable
-from marlaas_api.names import AdapterRef
-from marlaas_worker.rollout.accounts import GONE_S, OPEN_S, Account, GoneJobs
-from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
+from marlaas_api.names import AgentRef, JobRef
+from marlaas_worker.rollout.accounts import OPEN_S, Account
+from marlaas_worker.rollout.agent_versions import FIRST_WAIT_S, LONGEST_WAIT_S, VersionState, failed_load
+from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures
 from marlaas_worker.rollout.engine_meter import DecodeTime, EngineMeter, recent_tokens
 from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, Place, RecentOutputs
-from marlaas_worker.rollout.load_retries import FIRST_WAIT_S, LONGEST_WAIT_S, Retries
 from marlaas_worker.rollout.request_limiter import RequestLimiter
-from marlaas_worker.rollout.slot_seconds import SlotSeconds
+from marlaas_worker.rollout.served_jobs import GONE_S, Failures, ServedJobs
+from marlaas_worker.rollout.slots import ProvenVersions
 
 
 def account(job, tenant="team-a", weight=1.0):
@@ -157,12 +160,10 @@ def test_a_reservation_is_whole_blocks_within_the_budget_and_an_estimate_of_the_
     assert budget.room == math.inf
     outputs = RecentOutputs()
     for number in (*[900] * 64, *range(1, 65)):
-        outputs.note("job", number)
-    assert outputs.expected_tokens("job", 1000) == 58
-    assert outputs.expected_tokens("job", 4) == 4
-    assert outputs.expected_tokens("another", 1000) == 1000
-    outputs.forget("job")
-    assert outputs.expected_tokens("job", 1000) == 1000
+        outputs.note(number)
+    assert outputs.expected_tokens(1000) == 58
+    assert outputs.expected_tokens(4) == 4
+    assert RecentOutputs().expected_tokens(1000) == 1000
 
 
 class Prompts:
@@ -219,13 +220,12 @@ def test_shares_of_the_engines_time_add_up_to_the_time_it_was_busy():
     meter = EngineMeter()
     a = meter.enter(10.0)
     b = meter.enter(12.0)
-    meter.leave(a, "one", 16.0)
-    meter.leave(b, "two", 17.0)
+    assert meter.leave(a, 16.0) == pytest.approx(2.0 + 2.0)
+    assert meter.leave(b, 17.0) == pytest.approx(2.0 + 1.0)
     meter.advance(100.0)
     c = meter.enter(100.0)
-    meter.leave(c, "one", 101.0)
+    assert meter.leave(c, 101.0) == pytest.approx(1.0)
     assert meter.busy_s == pytest.approx(8.0)
-    assert meter.job_engine_s == pytest.approx({"one": 2.0 + 2.0 + 1.0, "two": 2.0 + 1.0})
 
 
 def test_recent_tokens_count_half_after_a_minute_and_tell_the_tokens_of_unfinished_generations():
@@ -243,33 +243,47 @@ def test_recent_tokens_count_half_after_a_minute_and_tell_the_tokens_of_unfinish
     assert decode.tokens_in(60.0, 100) == 100
 
 
-def test_totals_are_kept_for_a_minute_after_the_document_is_gone():
-    gone = GoneJobs()
-    for present, counted, (seconds, times), expired in rows(__file__, "gone_jobs"):
-        assert gone.expired(present, counted, seconds + times * GONE_S) == set(expired), (seconds, times)
+def test_everything_of_a_job_is_dropped_when_its_document_has_been_gone_for_a_minute():
+    jobs = ServedJobs()
+    for present, used, (seconds, times), expired in rows(__file__, "gone_jobs"):
+        for uid in used:
+            jobs.of(job_ref(uid)).pins.put(("policy", f"{uid}-t0"), 1, 100)
+        dropped = jobs.drop_gone({job_ref(uid) for uid in present}, seconds + times * GONE_S)
+        assert {job.ref.uid for job in dropped} == set(expired), (seconds, times)
+        assert jobs.bounds.pins.num_bytes == 100 * len(jobs)
+    assert {job.ref.uid for job in jobs} == {"b"}
 
 
-def version(uid, number, agent="policy"):
-    return AdapterRef("team-a", "sums", uid, agent, number)
+def job_ref(uid):
+    return JobRef("team-a", "sums", uid)
 
 
 def test_every_version_counts_for_its_agent_from_its_load_until_its_slot_is_free_and_a_job_that_is_gone_leaves_nothing():
-    seconds = SlotSeconds()
+    jobs = ServedJobs()
+    proven = ProvenVersions(9, count(1), jobs)
+
+    def version(uid, number, agent="policy"):
+        return proven.version(AgentRef(job_ref(uid), agent).adapter(number))
+
+    def totals(now):
+        return {job.ref.uid: job.slot_s(now) for job in jobs}
+
     for uid, number, agent, now in rows(__file__, "loaded_versions"):
-        seconds.begin(version(uid, number, agent), now)
-    assert seconds.totals(14.0) == {"a": {"policy": 6.0, "critic": 1.5}, "b": {"policy": 1.0}}
+        proven.begin(version(uid, number, agent), Path("nowhere"), now)
+    assert totals(14.0) == {"a": {"policy": 6.0, "critic": 1.5}, "b": {"policy": 1.0}}
     for now in (15.0, 99.0):
-        seconds.end(version("a", 1).engine_name, now)
-    assert seconds.totals(16.0) == {"a": {"policy": 9.0, "critic": 3.5}, "b": {"policy": 3.0}}
-    seconds.end_all(17.0)
-    assert seconds.totals(20.0) == {"a": {"policy": 10.0, "critic": 4.5}, "b": {"policy": 4.0}}
-    seconds.begin(version("a", 2), 25.0)
-    for served, now in ((["b"], 26.0), (["a"], 30.0)):
-        seconds.serve(served, now)
-    assert seconds.totals(32.0)["a"] == {"policy": 13.0, "critic": 4.5}, "nobody pays for what an idle slot still holds"
-    seconds.forget(["a"])
-    seconds.end(version("a", 2).engine_name, 33.0)
-    assert seconds.totals(34.0) == {"b": {"policy": 4.0}}
+        proven.remove(version("a", 1), VersionState.UNLOADING, now)
+    assert totals(16.0) == {"a": {"policy": 9.0, "critic": 3.5}, "b": {"policy": 3.0}}
+    proven.clear(17.0)
+    assert totals(20.0) == {"a": {"policy": 10.0, "critic": 4.5}, "b": {"policy": 4.0}}
+    proven.begin(version("a", 2), Path("nowhere"), 25.0)
+    for served, now in (("b", 26.0), ("a", 30.0)):
+        for one in proven.resident.values():
+            one.charge_slot(one.agent.ref.job == job_ref(served), now)
+    assert totals(32.0)["a"] == {"policy": 13.0, "critic": 4.5}, "nobody pays for what an idle slot still holds"
+    for now in (32.0, 32.0 + GONE_S):
+        jobs.drop_gone({job_ref("b")}, now)
+    assert totals(34.0) == {"b": {"policy": 4.0}}
 
 
 PROMPT = np.array([1, 2], np.int32)
@@ -278,44 +292,43 @@ PASSING = [Retryable("away"), BlobRefused("expired"), BusRefused("no permission"
 
 @pytest.mark.parametrize("error", PASSING)
 def test_a_load_that_may_succeed_later_is_tried_again_ever_more_rarely(error):
-    retries = Retries()
-    waits = [retries.failed("v1", error, 100.0).retry_at - 100.0 for _ in range(12)]
+    failures = [failed_load(None, error, 100.0)]
+    for _ in range(11):
+        failures.append(failed_load(failures[-1], error, 100.0))
+    waits = [failure.retry_at - 100.0 for failure in failures]
     assert waits[:3] == pytest.approx([FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S])
     assert waits[-1] == pytest.approx(LONGEST_WAIT_S)
-    assert [retries.may_try("v1", now) for now in (109.0, 110.1)] == [False, True]
-    assert retries.next_in_s(["v0", "v1"], 109.0) == pytest.approx(1.0)
-    retries.succeeded("v1")
-    assert retries.next_in_s(["v1"], 109.0) is None
+    assert [failures[-1].may_try(now) for now in (109.0, 110.1)] == [False, True]
 
 
 @pytest.mark.parametrize("error", [Permanent("corrupt"), KeyError("adapter_model.safetensors")])
 def test_a_load_that_never_succeeds_is_refused_until_everything_begins_anew(error):
-    retries = Retries()
-    assert retries.failed("v1", error, 0.0).retry_at is None
-    assert (retries.may_try("v1", 1e9), retries.next_in_s(["v1"], 0.0)) == (False, None)
-    retries.clear()
-    assert retries.may_try("v1", 0.0)
+    version = ProvenVersions(1, count(1), ServedJobs()).version(AgentRef(job_ref("a"), "policy").adapter(1))
+    version.failure = failed_load(None, error, 0.0)
+    assert (version.failure.retry_at, version.may_load(1e9)) == (None, False)
+    version.restart(0.0)
+    assert version.may_load(0.0)
 
 
 def test_a_request_that_fails_by_its_own_seed_counts_its_failures_although_its_prompt_is_generated_by_others():
-    failures, own = EngineFailures(), Failures()
+    failures, own, job = EngineFailures(), Failures(), ServedJobs().of(job_ref("uid"))
     for number in range(MAX_ENGINE_FAILURES):
-        known = failures.of("uid", PROMPT, own)
+        known = failures.of(job, PROMPT, own)
         assert known.number == number
-        own = failures.note("uid", PROMPT, known, own, f"death {number}")
-        failures.generated("uid", PROMPT)
-    found = failures.of("uid", PROMPT, own)
-    verdict = failures.verdict("uid", PROMPT, found, "e.0")
+        own = failures.note(job, PROMPT, known, own, f"death {number}")
+        failures.generated(job, PROMPT)
+    found = failures.of(job, PROMPT, own)
+    verdict = failures.verdict(job, PROMPT, found, "e.0")
     assert (found.number, verdict.is_sure) == (MAX_ENGINE_FAILURES, True)
     text = "the engine failed 3 times while it ran the prompt of turn e.0; last: death 2; change the prompt, or ask"
     assert str(verdict).startswith(text)
 
 
 def test_without_another_generation_the_prompt_may_not_be_the_cause_and_is_run_once_more():
-    failures, own = EngineFailures(), Failures()
+    failures, own, job = EngineFailures(), Failures(), ServedJobs().of(job_ref("uid"))
     for _ in range(MAX_ENGINE_FAILURES):
-        own = failures.note("uid", PROMPT, failures.of("uid", PROMPT, own), own, "died")
-    assert not failures.verdict("uid", PROMPT, own, "e.0").is_sure
-    assert failures.of("uid", PROMPT, Failures()).number == MAX_ENGINE_FAILURES - 1
-    failures.generated("uid", PROMPT)
-    assert failures.of("uid", PROMPT, Failures()).number == 0
+        own = failures.note(job, PROMPT, failures.of(job, PROMPT, own), own, "died")
+    assert not failures.verdict(job, PROMPT, own, "e.0").is_sure
+    assert failures.of(job, PROMPT, Failures()).number == MAX_ENGINE_FAILURES - 1
+    failures.generated(job, PROMPT)
+    assert failures.of(job, PROMPT, Failures()).number == 0

@@ -11,53 +11,69 @@ from tests.harness import a_manifest, job_document
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_worker.rollout.adapter_cache import AdapterCache
-from marlaas_worker.rollout.bounded_cache import BoundedCache
+from marlaas_worker.rollout.agent_versions import VersionState
+from marlaas_worker.rollout.bounded_cache import BoundedCache, CacheBound
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
-from marlaas_worker.rollout.slot_table import SlotTable
-from marlaas_worker.rollout.slots import Held, ProvenVersions
+from marlaas_worker.rollout.served_jobs import ServedJobs
+from marlaas_worker.rollout.slots import ProvenVersions
 
 NOWHERE = Path("nowhere")
 
 
+def a_version(proven, number=1, job=None):
+    """A version of a job, with its manifest."""
+    manifest = a_manifest(job or job_document(), number)
+    return proven.version(manifest.adapter), manifest
+
+
 def test_a_version_serves_only_once_it_is_ready_and_is_never_given_up_in_use():
-    table = SlotTable(2)
-    adapter = table.begin("a1", NOWHERE)
-    assert table.acquire("a1") is None
-    table.ready(adapter)
-    assert table.acquire("a1") == adapter
-    table.begin("b1", NOWHERE)
-    with pytest.raises(LoadFailed, match="still runs 1"):
-        table.drop(adapter)
-    found = [(one.name, one.num_running, one.is_ready) for one in table.residents()]
-    assert found == [("a1", 1, True), ("b1", 0, False)]
-    table.clear()
-    again = table.begin("a1", NOWHERE)
-    assert again.slot_id != adapter.slot_id, "numbers are never used twice, not even after a restart"
-    table.ready(again)
-    table.release(adapter)
-    assert table.acquire("a1") == again
+    proven = ProvenVersions(2, count(1), ServedJobs())
+    (one, manifest), (other, _) = a_version(proven, 1), a_version(proven, 2)
+    slot = proven.begin(one, NOWHERE, 0.0)
+    with proven.hold(one.adapter) as used:
+        assert used is None
+    proven.add(one, manifest)
+    with proven.hold(one.adapter) as used:
+        assert used is slot
+        proven.begin(other, NOWHERE, 0.0)
+        with pytest.raises(LoadFailed, match="still runs 1"):
+            proven.remove(one, VersionState.UNLOADING, 0.0)
+        with pytest.raises(LoadFailed, match="2 of 2 are taken"):
+            proven.begin(a_version(proven, 3)[0], NOWHERE, 0.0)
+        found = [(version.state, version.slot.num_running) for version in proven.resident.values()]
+        assert found == [("proven", 1), ("loading", 0)]
+        proven.clear(1.0)
+        again = proven.begin(one, NOWHERE, 1.0)
+        assert again.loaded.slot_id != slot.loaded.slot_id, "numbers are never used twice, not even after a restart"
+        proven.add(one, manifest)
+    with proven.hold(one.adapter) as used:
+        assert used is again
+        assert again.num_running == 1
 
 
 async def test_requests_in_the_engines_queue_do_not_keep_a_slot_and_lose_a_version_that_is_revoked():
-    proven, manifest = ProvenVersions(1, count(1)), a_manifest(job_document(), 1)
-    adapter, name = manifest.adapter, manifest.adapter.engine_name
-    proven.add(Held(proven.table.begin(name, NOWHERE), manifest))
+    jobs = ServedJobs()
+    proven = ProvenVersions(1, count(1), jobs)
+    version, manifest = a_version(proven)
+    adapter, name = version.adapter, version.name
+    slot = proven.begin(version, NOWHERE, 0.0)
+    proven.add(version, manifest)
 
     def running():
         with proven.hold(adapter) as held:
-            return None if held is None else proven.table.running(name)
+            return None if held is None else held.num_running
 
     async with proven.queue(adapter, "team-a"):
-        assert [(one.num_queued, one.num_running) for one in proven.table.residents()] == [(1, 0)]
+        assert (slot.num_queued, slot.num_running) == (1, 0)
         proven.yield_slots(frozenset({name}))
         assert running() == 1
         proven.yield_slots(frozenset({name}), revoked=frozenset({name}))
         assert running() is None
-        proven.remove(proven.table.loaded(name))
+        proven.remove(version, VersionState.UNLOADING, 0.0)
         assert running() is None
-    assert proven.tenant_of(adapter) == "team-a"
+    assert version.agent.tenant == "team-a"
     proven.prefer(())
-    assert proven.tenant_of(adapter) == ""
+    assert version.agent.tenant == ""
 
 
 def held(name, slot_id):
@@ -97,14 +113,20 @@ async def test_a_new_group_is_not_sampled_from_a_version_that_is_too_old():
     """After a restart of the engine, a request for a past version may be served before the newest version is."""
     job = job_document()
     past, newest = (a_manifest(job, version).adapter for version in (2, 10))
-    proven = ProvenVersions(2, count(1))
+    proven = ProvenVersions(2, count(1), ServedJobs())
     proven.prefer([newest])
-    proven.add(Held(proven.table.begin(past.engine_name, NOWHERE), a_manifest(job, 2)))
-    assert await proven.newest_of(past, "team-a", max_staleness=8) == 2
-    waiting = asyncio.create_task(proven.newest_of(past, "team-a", max_staleness=7))
+
+    def serve(number):
+        version, manifest = a_version(proven, number, job)
+        proven.begin(version, NOWHERE, 0.0)
+        proven.add(version, manifest)
+
+    serve(2)
+    assert await proven.newest_of(past.agent_ref, "team-a", max_staleness=8) == 2
+    waiting = asyncio.create_task(proven.newest_of(past.agent_ref, "team-a", max_staleness=7))
     await asyncio.sleep(0)
-    assert [wait.name for wait in proven.waits] == [newest.engine_name]
-    proven.add(Held(proven.table.begin(newest.engine_name, NOWHERE), a_manifest(job, 10)))
+    assert list(proven.waiting) == [newest]
+    serve(10)
     assert await waiting == 10
 
 
@@ -126,28 +148,37 @@ def manifest(uid, **files):
 
 
 async def test_no_download_runs_on_after_another_failed_and_files_of_gone_jobs_go(tmp_path):
-    files, lost = AdapterCache(None, OneFails(), tmp_path), manifest("u1", a="missing", b="slow")
+    files, lost = AdapterCache(None, ServedJobs(), OneFails(), tmp_path), manifest("u1", a="missing", b="slow")
     with pytest.raises(BlobUnavailable):
         await files.fetch(lost)
     await files.discard(lost.adapter)
     for _ in range(5):
         await asyncio.sleep(0)
-    assert list(tmp_path.iterdir()) == []
-    fetched = [await files.fetch(manifest(uid, a="slow")) for uid in ("gone", "here")]
-    await files.forget({"gone"})
-    assert list(tmp_path.iterdir()) == fetched[1:]
+    assert list(tmp_path.glob("*/*")) == []
+    gone, here = [await files.fetch(manifest(uid, a="slow")) for uid in ("gone", "here")]
+    await files.discard_job(manifest("gone").adapter.job_ref)
+    assert list(tmp_path.glob("*/*")) == [here]
+    assert not gone.parent.exists()
 
 
-def test_a_cache_is_bounded_in_bytes_evicts_the_least_recently_used_and_forgets_what_is_gone():
-    cache = BoundedCache(100)
+def test_caches_are_bounded_in_bytes_together_and_evict_the_least_recently_used():
+    bound = CacheBound(100)
+    cache, other = BoundedCache(bound), BoundedCache(bound)
     for key, num_bytes in (("a", 40), ("b", 30), ("c", 30)):
         cache.put(key, num_bytes, num_bytes)
-    assert (cache.get("a"), cache.num_bytes) == (40, 100)
-    cache.put("d", 50, 50)
-    assert ([key in cache for key in "abcd"], cache.get("b"), cache.num_bytes) == ([True, False, False, True], None, 90)
+    assert (cache.get("a"), bound.num_bytes) == (40, 100)
+    other.put("d", 50, 50)
+    assert ([key in cache for key in "abcd"], cache.get("b"), bound.num_bytes) == (
+        [True, False, False, False],
+        None,
+        90,
+    )
     cache.put("a", "new", 45)
-    assert (cache.get("a"), cache.num_bytes, len(cache)) == ("new", 95, 2)
-    cache.forget(lambda key, value: value == 50)
-    assert (cache.get("d"), cache.num_bytes) == (None, 45)
+    assert (cache.get("a"), bound.num_bytes, len(cache), len(other)) == ("new", 95, 1, 1)
+    bound.trim(lambda value: value == 50)
+    assert (other.get("d"), cache.get("a"), bound.num_bytes) == (None, "new", 45)
+    other.put("d", 1, 1)
+    other.clear()
+    assert (len(other), bound.num_bytes) == (0, 45)
     cache.put("large", 2, 500)
-    assert (cache.get("a"), cache.get("large"), cache.num_bytes) == (None, 2, 500), "one is kept, however large"
+    assert (cache.get("a"), cache.get("large"), bound.num_bytes) == (None, 2, 500), "one is kept, however large"

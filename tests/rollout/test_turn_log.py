@@ -15,15 +15,22 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.bus_nats import connect
 from marlaas_api.messages import ChatMessage
+from marlaas_api.names import JobRef
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_worker.rollout import turn_log
 from marlaas_worker.rollout.conversation import NO_IDS, Conversation
-from marlaas_worker.rollout.turn_log import Histories, TurnLog, key_of
+from marlaas_worker.rollout.served_jobs import ServedJobs
+from marlaas_worker.rollout.turn_log import TurnLog, add_history, knows_parent
 
 
 def turn(number, text="yes", append="text"):
     names = {"namespace": "team", "job": "job", "uid": "u", "group": "u-t0", "episode": "u-t0-0-1"}
     return a_turn(number, number - 1 if number else None, **names, text=text, append=append)
+
+
+def kept(job="job", uid="u"):
+    """What a replica keeps of a job."""
+    return ServedJobs().of(JobRef("team", job, uid))
 
 
 async def ready_bus():
@@ -34,11 +41,11 @@ async def ready_bus():
 
 async def test_the_first_record_of_a_turn_is_the_turn_and_an_episode_is_read_at_once():
     log = TurnLog(await ready_bus(), MemoryBlobs())
-    assert await log.record(turn(0, "first")) == turn(0, "first")
-    assert await log.record(turn(0, "second")) == turn(0, "first")
+    assert await log.record(kept(), turn(0, "first")) == turn(0, "first")
+    assert await log.record(kept(), turn(0, "second")) == turn(0, "first")
     assert await log.find("team", "job", "u-t0-0-1", 0) == turn(0, "first")
     assert await log.find("team", "job", "u-t0-0-1", 1) is None
-    await log.record(turn(1))
+    await log.record(kept(), turn(1))
     assert await log.episode("team", "job", "u-t0-0-1") == {0: turn(0, "first"), 1: turn(1)}
 
 
@@ -55,7 +62,7 @@ async def test_a_turn_above_the_payload_limit_goes_through_the_blob_store_once_i
 
     monkeypatch.setattr(blobs, "put", away_twice)
     log, large = TurnLog(bus, blobs), turn(0, append="x" * bus.max_payload_bytes)
-    assert await log.record(large) == large
+    assert await log.record(kept(), large) == large
     assert [name.split("/")[:4] for name in blobs.contents] == [["team", "job", "u", "claims"]]
     assert await log.find("team", "job", "u-t0-0-1", 0) == large
 
@@ -65,25 +72,23 @@ def test_conversations_are_kept_within_a_bound_a_linear_one_in_one_place_until_t
 
     def keep(member, number, text, full=False):
         request = job.request(member=member, turn=number)
-        assert number == 0 or full or histories.knows_parent(request)
+        assert number == 0 or full or knows_parent(served, request)
         said = (ChatMessage(role="user", content=text),)
-        conversation = Conversation(said, "", text, NO_IDS, None, full=full)
-        histories.keep(key_of(request, number), conversation, request.parent)
+        add_history(served, request, Conversation(said, "", text, NO_IDS, None, full=full))
 
-    job, log = Job(job_document()), TurnLog(MemoryServer().connect("rollout"), MemoryBlobs())
-    histories = Histories(log, bytes_kept=6 << 20)
+    job, jobs = Job(job_document()), ServedJobs()
+    served, bound = jobs.of(job.document.ref), jobs.bounds.histories
+    bound.max_bytes = 6 << 20
     for number in range(8):
         for member in range(2048):  # open episodes of eight turns each are all found again
             keep(member, number, "x" * 100 * (number + 1))
-    assert len(histories) == 2048
-    histories.forget({"another"})
-    assert len(histories) == 2048
-    histories.forget({job.uid})
-    assert (len(histories), histories._left_bytes) == (0, 6 << 20)
-    histories = Histories(log, bytes_kept=10_000)
+    assert len(served.histories) == 2048
+    served.clear_caches()
+    assert (len(served.histories), bound.num_bytes) == (0, 0)
+    bound.max_bytes = 10_000
     for member in range(100):
         keep(member, 0, "x" * 1000, full=True)
-    assert [one for one in range(100) if histories.knows_parent(job.request(member=one, turn=1))] == [97, 98, 99]
+    assert [one for one in range(100) if knows_parent(served, job.request(member=one, turn=1))] == [97, 98, 99]
 
 
 async def test_a_turn_whose_record_was_not_confirmed_counts_as_recorded_here(monkeypatch):
@@ -98,12 +103,12 @@ async def test_a_turn_whose_record_was_not_confirmed_counts_as_recorded_here(mon
 
     monkeypatch.setattr(bus, "publish", lose_the_answer)
     log = TurnLog(bus, MemoryBlobs())
-    assert await log.record(own) is own
-    assert await confirmed.record(own) is own
-    assert log.job_bytes == confirmed.job_bytes
-    before = log.job_bytes.copy()
-    assert await log.record(turn(0, "second")) == own
-    assert log.job_bytes == before, "another one's record is not counted"
+    job, same = kept(), kept()
+    assert await log.record(job, own) is own
+    assert await confirmed.record(same, own) is own
+    assert job.turn_bytes == same.turn_bytes > 0
+    assert await log.record(job, turn(0, "second")) == own
+    assert job.turn_bytes == same.turn_bytes, "another one's record is not counted"
 
 
 (TURNS,) = [spec for spec in subjects.STREAMS if spec.name == subjects.TURNS]
@@ -132,11 +137,12 @@ async def bus(nats):
 async def test_a_turn_waits_while_the_stream_is_full_of_live_turns_and_none_is_lost(bus):
     await bus.ensure((SMALL,), ())
     log = TurnLog(bus, MemoryBlobs())
+    jobs = {name: kept(name, f"uid-{name}") for name in ("slow", "busy")}
     slow = [large_turn("slow", number) for number in range(2)]
     busy = [large_turn("busy", number) for number in range(6)]
     for one in (*slow, *busy[:4]):
-        await log.record(one)
-    waiting = [asyncio.create_task(log.record(one)) for one in busy[4:]]
+        await log.record(jobs[one.job], one)
+    waiting = [asyncio.create_task(log.record(jobs["busy"], one)) for one in busy[4:]]
     while log.num_waiting < 2:  # noqa: ASYNC110 - it tells nobody
         await asyncio.sleep(0.01)
     assert log.explain() == "the stream TURNS is full"
@@ -144,7 +150,7 @@ async def test_a_turn_waits_while_the_stream_is_full_of_live_turns_and_none_is_l
     await bus.purge(subjects.TURNS, subjects.turn("team-a", "busy", "*", "*"))
     assert await asyncio.gather(*waiting) == busy[4:]
     assert (log.num_waiting, log.explain()) == (0, "the stream TURNS has room")
-    assert log.job_bytes["uid-slow"] > 2 * 9000
+    assert jobs["slow"].turn_bytes > 2 * 9000
 
 
 @pytest.mark.processes

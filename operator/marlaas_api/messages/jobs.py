@@ -12,7 +12,7 @@ from marlaas_api.messages.base import BusMessage, JobMessage, SpecPart
 from marlaas_api.messages.job_spec import JobSpec, QuantityText
 from marlaas_api.messages.steps import SuiteResult
 from marlaas_api.messages.usage import TokenUse, UsageAmounts, total
-from marlaas_api.names import AdapterRef, JobRef
+from marlaas_api.names import AdapterRef, AgentRef, JobRef
 
 
 class JobVerdict(BusMessage):
@@ -115,6 +115,11 @@ class JobAgent:
         return self.document.ref
 
     @property
+    def agent_ref(self) -> AgentRef:
+        """The agent's reference."""
+        return AgentRef(self.ref, self.agent.name)
+
+    @property
     def policy_key(self) -> str:
         """Key of its policy record."""
         return subjects.policy_key(self.ref.namespace, self.ref.name, self.agent.name)
@@ -137,7 +142,7 @@ class JobAgent:
 
     def adapter(self, version: int) -> AdapterRef:
         """Return the identity of one of its versions."""
-        return AdapterRef(self.ref.namespace, self.ref.name, self.ref.uid, self.agent.name, version)
+        return self.agent_ref.adapter(version)
 
 
 def agents_on(pool: str, document: JobDocument) -> Iterator[JobAgent]:

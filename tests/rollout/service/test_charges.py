@@ -12,8 +12,9 @@ from marlaas_api.cpu_shares import COMPUTE_SHARE, FULL_SHARE
 from marlaas_api.messages import ReplicaReport, ReplyPhase
 from marlaas_api.names import PREEMPTION_STRIDE, AdapterRef, episode_id
 from marlaas_worker.rollout import service
-from marlaas_worker.rollout.accounts import GONE_S, OPEN_S
+from marlaas_worker.rollout.accounts import OPEN_S
 from marlaas_worker.rollout.reception import Reception
+from marlaas_worker.rollout.served_jobs import GONE_S
 
 
 @pytest.mark.parametrize("preempted", [None, "before", "while it runs"])
@@ -102,15 +103,11 @@ NUM_JOBS, AT_ONCE = 40, 10
 
 def sizes(role):
     """The number of entries of each map that has entries by job, version, group, episode or request."""
-    engine, requests, versions, proven = role._engine, role._requests, role._versions, role._versions.proven
-    meter, slots, gone = engine.meter, versions.slot_seconds, role._gone_jobs
-    of_maps = [meter.job_tokens, meter.tenant_tokens, meter.job_engine_s, slots._ended, slots._held, slots._began]
-    of_maps += [role._log.job_bytes, engine.limiter.outputs._by_job, engine.limiter.episodes, role._histories]
-    of_maps += [requests._answered, requests._characters, requests._active, proven._versions, proven._refused]
-    of_maps += [proven.newest, list(proven.waits), versions._retries._failures, versions._inputs._used_at]
-    of_maps += [gone._known, gone._gone_since, role._template._told]
-    num_bytes = [role._pins._known.num_bytes, role._adapter_cache._manifests.num_bytes, requests._answered_bytes]
-    return [*map(len, of_maps), *num_bytes]
+    engine, requests, proven, bounds = role._engine, role._requests, role._versions.proven, role._jobs.bounds
+    of_maps = [role._jobs, engine.meter.tenant_tokens, engine.limiter.episodes, requests._characters, requests._active]
+    of_maps += [proven.served, proven.waiting]
+    of_caches = [bounds.pins, bounds.manifests, bounds.histories, bounds.answers, bounds.failures]
+    return [*map(len, of_maps), *(bound.num_bytes for bound in of_caches)]
 
 
 async def test_after_40_short_jobs_nothing_of_them_is_left(harness, make_engine, roles):
@@ -131,4 +128,4 @@ async def test_after_40_short_jobs_nothing_of_them_is_left(harness, make_engine,
     roles[0]._engine.limiter.episodes.close_old()  # as the next request would
     assert not any(sizes(roles[0])), sizes(roles[0])
     assert roles[0]._engine.limiter._queue._root.below == {}
-    assert len(roles[0]._versions._resident) <= AT_ONCE
+    assert len(roles[0]._versions.proven.resident) <= AT_ONCE

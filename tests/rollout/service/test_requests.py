@@ -65,10 +65,10 @@ async def test_a_job_with_too_many_requests_may_ask_again(harness, shut_engine, 
     await harness.result(job.request(index=9))
 
 
-async def test_remembered_answers_are_bounded_in_bytes(harness, monkeypatch):
+async def test_remembered_answers_are_bounded_in_bytes(harness, roles):
     """A duplicate of a request gets the remembered answer at once; one whose answer was forgotten is accepted anew."""
-    monkeypatch.setattr(requests, "REMEMBERED_BYTES", 2000)
     _, job = await harness.serving()
+    roles[0]._jobs.bounds.answers.max_bytes = 2000
     for index in range(12):
         await harness.result(job.request(index=index))
     for index, phases in ((11, [ReplyPhase.RESULT]), (0, [ReplyPhase.ACCEPTED, ReplyPhase.RESULT])):

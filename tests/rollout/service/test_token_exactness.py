@@ -143,9 +143,8 @@ async def test_what_was_generated_is_what_is_trained_token_for_token(harness, ro
     vocabulary = len(made._tokenizer)
 
     def forget():
-        histories = roles[0]._histories
-        for key in list(histories._kept):
-            histories._drop(key)
+        for one in roles[0]._jobs:
+            one.histories.clear()
 
     limits = replace(LIMITS, max_model_len=100)
     engine = DrawingEngine(limits=limits, tokenizer=made, vocabulary=vocabulary, forget=forget)

@@ -1,7 +1,7 @@
-"""Accounts of requests, their open episodes, the service of tenants on other replicas, and jobs that have ended for good. Pure; the caller passes the clock, in seconds."""
+"""Accounts of requests, their open episodes, and the service of tenants on other replicas. Pure; the caller passes the clock, in seconds."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ OPEN_S = 60.0
 Longer than nearly all tool calls. It may be long because it does not limit the credit that a tenant keeps meanwhile: that is
 its share of one batch, however long it was away (`fair_queue`, `max_credit`). Therefore no message reports the end of an episode.
 """
-GONE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,31 +110,3 @@ class OtherReplicas:
     def forget(self, replica: str) -> None:
         """Drop the totals of a replica whose report is gone."""
         self._totals.pop(replica, None)
-
-
-class GoneJobs:
-    """Finds jobs that have ended for good, so that their totals and caches can be dropped. The caller passes the clock.
-
-    A job's totals are reported until its document has been gone for `GONE_S`, so that others read the last ones.
-    """
-
-    def __init__(self) -> None:
-        self._known: set[str] = set()
-        self._gone_since: dict[str, float] = {}
-
-    def expired(self, present: Iterable[str], counted: Iterable[str], now: float) -> frozenset[str]:
-        """Return the jobs, by uid, whose document has been gone for `GONE_S`; each is returned once.
-
-        Args:
-            present: jobs that have a document.
-            counted: jobs that have totals. A request that ends late may count for a job that was returned already.
-        """
-        present = set(present)
-        self._known |= present | set(counted)
-        gone = self._known - present
-        self._gone_since = {uid: self._gone_since.get(uid, now) for uid in gone}
-        expired = frozenset(uid for uid, since in self._gone_since.items() if now - since >= GONE_S)
-        self._known -= expired
-        for uid in expired:
-            del self._gone_since[uid]
-        return expired

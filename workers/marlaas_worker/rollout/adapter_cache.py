@@ -6,7 +6,6 @@ manifest of another version than expected (a stale or foreign pointer) is refuse
 
 import asyncio
 import shutil
-from collections.abc import Collection
 from pathlib import Path
 
 from marlaas_api import wire
@@ -14,13 +13,10 @@ from marlaas_api.background import await_all
 from marlaas_api.blobs import BlobRef, Blobs
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Manifest
-from marlaas_api.names import AdapterRef
-from marlaas_worker.rollout.bounded_cache import BoundedCache
+from marlaas_api.names import AdapterRef, JobRef
 from marlaas_worker.rollout.policies import Policies
-from marlaas_worker.rollout.slots import is_of
+from marlaas_worker.rollout.served_jobs import ServedJobs
 
-MANIFESTS_BYTES = 16 << 20
-"""About 500 manifests with 16 probes of 64 tokens. A manifest that is not in memory is read again."""
 _MANIFEST_BYTES, _MANIFEST_FACTOR = 4096, 2.5
 """Memory of a manifest: a part that depends on nothing, and a multiple of its length on the wire. Both measured."""
 
@@ -34,13 +30,13 @@ class WrongManifest(Permanent):
 
 
 class AdapterCache:
-    """Cache of manifests, in memory, and of adapter files, in `folder` while the engine holds the version."""
+    """Manifests, in `ServedJob.manifests`, and adapter files, in `folder` while the engine holds the version."""
 
-    def __init__(self, policies: Policies, blobs: Blobs, folder: Path) -> None:
+    def __init__(self, policies: Policies, jobs: ServedJobs, blobs: Blobs, folder: Path) -> None:
         self._policies = policies
+        self._jobs = jobs
         self._blobs = blobs
         self._folder = folder
-        self._manifests: BoundedCache[Manifest] = BoundedCache(MANIFESTS_BYTES)
 
     async def empty(self) -> None:
         """Remove the files of an earlier process."""
@@ -48,7 +44,7 @@ class AdapterCache:
 
     def place(self, adapter: AdapterRef) -> Path:
         """Return the folder of a version's files; it never holds files of another version."""
-        return self._folder / adapter.engine_name
+        return self._folder / _folder_of(adapter.job_ref) / adapter.engine_name
 
     async def manifest(self, adapter: AdapterRef) -> Manifest:
         """Return a version's manifest. Raises NotPublished, WrongManifest, BusUnavailable, and errors of `Blobs.get`."""
@@ -56,7 +52,9 @@ class AdapterCache:
         if record is None or record.manifest is None or record.version < adapter.version:
             known = "nothing" if record is None or record.manifest is None else f"v{record.version}"
             raise NotPublished(f"{adapter} is not published: the policy key has {known}")
-        manifest = await self._read(record.manifest, adapter.at(record.version))
+        manifest = await self._read(adapter.job_ref, record.manifest)
+        if manifest.adapter != (newest := adapter.at(record.version)):
+            raise WrongManifest(f"the policy key of {newest} points to the manifest of {manifest.adapter}")
         while manifest.version > adapter.version:
             manifest = await self._parent(manifest)
         if manifest.version != adapter.version:
@@ -76,34 +74,26 @@ class AdapterCache:
         """Remove the files of a version that the engine no longer holds."""
         await asyncio.to_thread(shutil.rmtree, self.place(adapter), ignore_errors=True)
 
-    async def forget(self, uids: Collection[str]) -> None:
-        """Drop the manifests of jobs that are gone, and files that a cancelled download has written after `discard`."""
-        self._manifests.forget(lambda _, manifest: manifest.uid in uids)
-        await asyncio.to_thread(self._remove, uids)
-
-    def _remove(self, uids: Collection[str]) -> None:
-        for folder in self._folder.glob("*"):
-            if is_of(folder.name, uids):
-                shutil.rmtree(folder, ignore_errors=True)
+    async def discard_job(self, job: JobRef) -> None:
+        """Remove the folder of a job that is gone, with files that a cancelled download has written after `discard`."""
+        await asyncio.to_thread(shutil.rmtree, self._folder / _folder_of(job), ignore_errors=True)
 
     async def _parent(self, manifest: Manifest) -> Manifest:
         if manifest.parent is None:
             raise WrongManifest(f"{manifest.adapter} names no parent")
-        parent = await self._read(manifest.parent, None)
-        if parent.adapter.at(0) != manifest.adapter.at(0) or parent.version >= manifest.version:
+        parent = await self._read(manifest.adapter.job_ref, manifest.parent)
+        if parent.adapter.agent_ref != manifest.adapter.agent_ref or parent.version >= manifest.version:
             raise WrongManifest(f"{manifest.adapter} names {parent.adapter} as its parent")
         return parent
 
-    async def _read(self, ref: BlobRef, expected: AdapterRef | None) -> Manifest:
-        manifest = self._manifests.get(ref.sha256)
-        if manifest is None:
-            manifest = await self._load(ref)
-        if expected is not None and manifest.adapter != expected:
-            raise WrongManifest(f"the policy key of {expected} points to the manifest of {manifest.adapter}")
+    async def _read(self, job: JobRef, ref: BlobRef) -> Manifest:
+        cached = self._jobs.of(job).manifests
+        if (manifest := cached.get(ref.sha256)) is None:
+            data = await self._blobs.get(ref)
+            manifest = wire.decode_as(Manifest, data, ref.name)
+            cached.put(ref.sha256, manifest, _MANIFEST_BYTES + int(_MANIFEST_FACTOR * len(data)))
         return manifest
 
-    async def _load(self, ref: BlobRef) -> Manifest:
-        data = await self._blobs.get(ref)
-        manifest = wire.decode_as(Manifest, data, ref.name)
-        self._manifests.put(ref.sha256, manifest, _MANIFEST_BYTES + int(_MANIFEST_FACTOR * len(data)))
-        return manifest
+
+def _folder_of(job: JobRef) -> str:
+    return f"{job.key}.{job.uid}"

@@ -1,50 +1,89 @@
-"""A cache that is bounded in bytes, for what can be read again from the bus or the store."""
+"""Caches that are bounded in bytes, for what can be read again from the bus or the store."""
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class BoundedCache(Generic[V]):
-    """Values by key; the least recently used ones are evicted beyond `max_bytes`. The last one is kept whatever its size.
+class CacheBound:
+    """The bytes that several caches may hold together. Beyond, the least recently used values of all of them are evicted.
 
-    num_bytes: of all values, by the estimates that the caller gives.
+    The last value is kept whatever its size. num_bytes: of all values, by the estimates that the callers give.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._kept: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self.max_bytes = max_bytes
         self.num_bytes = 0
+        self._order: OrderedDict[tuple[BoundedCache[Any, Any], Hashable], int] = OrderedDict()
+
+    def use(self, cache: "BoundedCache[K, V]", key: K) -> None:
+        """Note the use of a value."""
+        self._order.move_to_end((cache, key))
+
+    def add(self, cache: "BoundedCache[K, V]", key: K, num_bytes: int) -> None:
+        """Count a new value, and evict others."""
+        self._order[cache, key] = num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > self.max_bytes and len(self._order) > 1:
+            self._evict()
+
+    def remove(self, cache: "BoundedCache[K, V]", key: K) -> None:
+        """Stop counting a value."""
+        self.num_bytes -= self._order.pop((cache, key))
+
+    def trim(self, is_old: Callable[[Any], bool]) -> None:
+        """Evict the least recently used values as long as `is_old` is true of them."""
+        while self._order and is_old(self._oldest()):
+            self._evict()
+
+    def _oldest(self) -> object:
+        cache, key = next(iter(self._order))
+        return cache[key]
+
+    def _evict(self) -> None:
+        cache, key = next(iter(self._order))
+        cache.drop(key)
+
+
+class BoundedCache(Generic[K, V]):
+    """Values by key. bound: of the bytes, shared with other caches."""
+
+    def __init__(self, bound: CacheBound) -> None:
+        self._bound = bound
+        self._values: dict[K, V] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._values)
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._kept
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
 
-    def get(self, key: str) -> V | None:
+    def __getitem__(self, key: K) -> V:
+        return self._values[key]
+
+    def get(self, key: K) -> V | None:
         """Return a value, and note its use; None if it is not cached."""
-        found = self._kept.get(key)
-        if found is None:
+        if key not in self._values:
             return None
-        self._kept.move_to_end(key)
-        return found[0]
+        self._bound.use(self, key)
+        return self._values[key]
 
-    def put(self, key: str, value: V, num_bytes: int) -> None:
+    def put(self, key: K, value: V, num_bytes: int) -> None:
         """Cache a value, in place of an earlier one of the same key. num_bytes: estimate for key and value."""
         self.drop(key)
-        self._kept[key] = value, num_bytes
-        self.num_bytes += num_bytes
-        while self.num_bytes > self._max_bytes and len(self._kept) > 1:
-            self.drop(next(iter(self._kept)))
+        self._values[key] = value
+        self._bound.add(self, key, num_bytes)
 
-    def drop(self, key: str) -> None:
+    def drop(self, key: K) -> None:
         """Drop a value, if it is cached."""
-        self.num_bytes -= self._kept.pop(key, (None, 0))[1]
+        if key in self._values:
+            del self._values[key]
+            self._bound.remove(self, key)
 
-    def forget(self, is_gone: Callable[[str, V], bool]) -> None:
-        """Drop the values for which `is_gone` is true."""
-        for key in [key for key, (value, _) in self._kept.items() if is_gone(key, value)]:
+    def clear(self) -> None:
+        """Drop all values."""
+        for key in list(self._values):
             self.drop(key)

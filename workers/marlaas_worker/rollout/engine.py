@@ -193,7 +193,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Residents:
-    """An engine's own record of its slots. It checks every call, independent of the role's `slot_table.SlotTable`."""
+    """An engine's own record of its slots. It checks every call, independent of `slots.ProvenVersions`."""
 
     num_slots: int
     _held: dict[int, LoadedAdapter] = field(default_factory=dict)

@@ -1,12 +1,11 @@
-"""Engine time and tokens by tenant, job and agent. Pure; the caller passes the clock, in seconds."""
+"""Engine time, and tokens by tenant, job and agent. Pure; the caller passes the clock, in seconds."""
 
 from collections import Counter
-from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import JobAgent
 from marlaas_worker.recent import RecentSums
-from marlaas_worker.rollout.accounts import Account
+from marlaas_worker.rollout.served_jobs import ServedJob
 
 HALF_LIFE_S = 60.0
 """Age at which tokens of an agent count half."""
@@ -49,20 +48,15 @@ class DecodeTime:
 
 @dataclass(slots=True)
 class EngineMeter:
-    """Engine time and generated tokens since the role's start, by job uid.
+    """Engine time and tokens since the role's start; those of jobs are in `ServedJob.used`.
 
     busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time. tenant_tokens: computed
-    prompt and output tokens by tenant. preempted_tokens, preempted_engine_s: of the totals by job, those of generations that were
-    cancelled after a preemption of the job. agents: the same, recent ones, of agents of jobs with several policies.
+    prompt and output tokens by tenant. agents: the same, recent ones, of agents of jobs with several policies.
     """
 
     busy_s: float = 0.0
     num_running: int = 0
-    job_tokens: Counter[str] = field(default_factory=Counter)
     tenant_tokens: Counter[str] = field(default_factory=Counter)
-    job_engine_s: dict[str, float] = field(default_factory=dict)
-    preempted_tokens: Counter[str] = field(default_factory=Counter)
-    preempted_engine_s: dict[str, float] = field(default_factory=dict)
     agents: RecentSums = field(default_factory=recent_tokens)
     decode: DecodeTime = field(default_factory=DecodeTime)
     _share_s: float = 0.0
@@ -74,25 +68,18 @@ class EngineMeter:
         self.num_running += 1
         return self._share_s
 
-    def leave(self, mark: float, uid: str, now: float) -> float:
-        """Note that a request left the engine, and charge its share of the time to its job. Returns the share in seconds."""
+    def leave(self, mark: float, now: float) -> float:
+        """Note that a request left the engine. Returns its share of the time in seconds."""
         self.advance(now)
         self.num_running -= 1
-        share_s = self._share_s - mark
-        self.job_engine_s[uid] = self.job_engine_s.get(uid, 0.0) + share_s
-        return share_s
+        return self._share_s - mark
 
-    def charge(self, account: Account, computed: Computed, served: JobAgent, now: float) -> None:
-        """Add the tokens of a request to the totals of its tenant and job, and of the agent that served it."""
-        self.tenant_tokens[account.tenant] += computed.cost
-        self.job_tokens[account.job] += computed.num_generated
+    def charge(self, job: ServedJob, computed: Computed, share_s: float, served: JobAgent, now: float) -> None:
+        """Add the use of a request to the totals of its job and tenant, and of the agent that served it."""
+        job.used.add(computed.num_generated, share_s)
+        self.tenant_tokens[served.document.tenant] += computed.cost
         if len(served.document.spec.policies) > 1:
             self.agents.add({served.policy_key: computed.cost}, now)
-
-    def preempt(self, uid: str, num_generated: int, share_s: float) -> None:
-        """Note that a preemption of the job cut a generation, which has left the engine and is charged."""
-        self.preempted_tokens[uid] += num_generated
-        self.preempted_engine_s[uid] = self.preempted_engine_s.get(uid, 0.0) + share_s
 
     def unfinished(self, num_prompt: int, running_s: float | None, max_tokens: int) -> Computed:
         """Estimate what the engine computed for a request that was cancelled or failed: the engine does not report it.
@@ -104,16 +91,6 @@ class EngineMeter:
             max_tokens: most tokens that the request could generate.
         """
         return Computed(num_prompt, 0 if running_s is None else self.decode.tokens_in(running_s, max_tokens))
-
-    def forget(self, jobs: Iterable[str], tenants: Container[str]) -> None:
-        """Remove the totals of jobs that are gone, and of all tenants but these."""
-        for uid in jobs:
-            self.job_tokens.pop(uid, None)
-            self.job_engine_s.pop(uid, None)
-            self.preempted_tokens.pop(uid, None)
-            self.preempted_engine_s.pop(uid, None)
-        for tenant in [tenant for tenant in self.tenant_tokens if tenant not in tenants]:
-            del self.tenant_tokens[tenant]
 
     def advance(self, now: float) -> None:
         """Update the totals to `now`."""

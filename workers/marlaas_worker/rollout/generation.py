@@ -18,6 +18,7 @@ from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.accounts import account_of
+from marlaas_worker.rollout.agent_versions import Slot
 from marlaas_worker.rollout.conversation import (
     BadAppend,
     Prompt,
@@ -27,17 +28,17 @@ from marlaas_worker.rollout.conversation import (
 )
 from marlaas_worker.rollout.demonstrated import demonstrated
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Sampling
-from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures, Failures
+from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
 from marlaas_worker.rollout.renderers.replies import ReadReply, read
-from marlaas_worker.rollout.slots import Held
+from marlaas_worker.rollout.served_jobs import Failures, ServedJob, ServedJobs
 from marlaas_worker.rollout.stops import stops_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer
 from marlaas_worker.rollout.tokenizers import Tokenizers
-from marlaas_worker.rollout.turn_log import Histories, key_of, require_same
+from marlaas_worker.rollout.turn_log import TurnLog, add_history, knows_parent, require_same
 from marlaas_worker.rollout.turn_record import Drawn, Order, demonstrated_record, turn_record
 from marlaas_worker.rollout.versions import Versions
 
@@ -88,7 +89,8 @@ class Generation:
     policies: Policies
     pins: Pins
     versions: Versions
-    histories: Histories
+    jobs: ServedJobs
+    log: TurnLog
     failures: EngineFailures
     _calls: "count[int]" = field(default_factory=count)
     _retried: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -109,33 +111,34 @@ class Generation:
             return await self._play(request, served, stage, began)
 
     async def _play(self, request: GenerateRequest, served: JobAgent, stage: RequestStage, began: float) -> Turn:
-        if not (self.pins.knows(request, served.document) and self.histories.knows_parent(request)):
+        job = self.jobs.of(served.ref)
+        if not (self.pins.knows(job, request, served.document) and knows_parent(job, request)):
             # If both are in memory, the stream is not read. A record missed that way costs one generation; it is
             # still found, and returned, when the new turn is recorded.
-            recorded = await self.histories.log.find(request.namespace, request.job, request.episode, request.turn)
+            recorded = await self.log.find(request.namespace, request.job, request.episode, request.turn)
             if recorded is not None:
                 return require_same(recorded, request)
         if request.demonstration is not None:
-            return await self._play_demonstrated(request, request.demonstration, served, stage)
+            return await self._play_demonstrated(request, request.demonstration, served, job, stage)
         stage.enter(f"no version of agent {request.agent} was verified yet")
         document, num_preemptions = served.document, self.policies.num_preemptions(request.ref)
-        adapter = await self._version(request, served)
+        adapter = await self._version(job, request, served)
         if (caller := past_caller(request, document)) is not None:
-            self.versions.proven.past.note(adapter, *caller, _clock())
+            self.jobs.agent(served.agent_ref).call(adapter.version, *caller, _clock())
         tokenizer = await self.tokenizers.of(document)
-        prompt = await self._extend(request, tokenizer)
-        order = Order(request, served, tokenizer, adapter, prompt, began, num_preemptions)
+        prompt = await self._extend(job, request, tokenizer)
+        order = Order(request, served, job, tokenizer, adapter, prompt, began, num_preemptions)
         drawn = await self._draw(order, stage)
         reply = await self._read(tokenizer, prompt, drawn.completion)
         turn = turn_record(order, drawn, reply, self.context.name, self.context.now())
-        return require_same(await self._record(turn, prompt, drawn.completion, stage), request)
+        return require_same(await self._record(job, turn, prompt, drawn.completion, stage), request)
 
     async def _play_demonstrated(
-        self, request: GenerateRequest, given: ChatMessage, served: JobAgent, stage: RequestStage
+        self, request: GenerateRequest, given: ChatMessage, served: JobAgent, job: ServedJob, stage: RequestStage
     ) -> Turn:
         """Record the reply that the request gives. Neither the group's pin nor the engine takes part."""
         tokenizer = await self.tokenizers.of(served.document)
-        parent = await self.histories.parent(request, tokenizer)
+        parent = await self.log.parent(job, request, tokenizer)
         tokenize = partial(demonstrated, tokenizer, parent, request.append, request.tools, given)
         length = num_characters(request.append, request.tools) + num_characters((given,), None)
         found = await self._tokenized(request, length, tokenize)
@@ -145,29 +148,30 @@ class Generation:
             raise BadAppend(text)
         reply = await self._read(tokenizer, found.prompt, found.completion)
         turn = demonstrated_record(request, found, reply, self.context.name, self.context.now())
-        return require_same(await self._record(turn, found.prompt, found.completion, stage), request)
+        return require_same(await self._record(job, turn, found.prompt, found.completion, stage), request)
 
-    async def _record(self, turn: Turn, prompt: Prompt, completion: Completion, stage: RequestStage) -> Turn:
+    async def _record(
+        self, job: ServedJob, turn: Turn, prompt: Prompt, completion: Completion, stage: RequestStage
+    ) -> Turn:
         """Record a turn, and return the record that counts."""
-        stage.enter("it was being recorded", self.histories.log.explain)
-        recorded = await self.histories.log.record(turn)
+        stage.enter("it was being recorded", self.log.explain)
+        recorded = await self.log.record(job, turn)
         if recorded is turn:
-            conversation = conclude(prompt, turn.text, completion.output_ids, turn.stop_reason)
-            self.histories.keep(key_of(turn, turn.turn), conversation, turn.parent)
+            add_history(job, turn, conclude(prompt, turn.text, completion.output_ids, turn.stop_reason))
         return recorded
 
-    async def _version(self, request: GenerateRequest, served: JobAgent) -> AdapterRef:
+    async def _version(self, job: ServedJob, request: GenerateRequest, served: JobAgent) -> AdapterRef:
         """Return the version that samples a turn: that of its group's pin, or a newer one that is served here (`refreshes`)."""
         document, proven = served.document, self.versions.proven
-        newest = partial(proven.newest_of, served.adapter(0), document.tenant, document.spec.training.max_staleness)
-        pinned = await self.pins.version(request, document, newest)
+        newest = partial(proven.newest_of, served.agent_ref, document.tenant, document.spec.training.max_staleness)
+        pinned = await self.pins.version(job, request, document, newest)
         if not refreshes(request, document):
             return served.adapter(pinned)
-        return served.adapter(max(pinned, proven.newest_resident(served.adapter(0))))
+        return served.adapter(max(pinned, proven.newest_resident(served.agent_ref)))
 
-    async def _extend(self, request: GenerateRequest, tokenizer: EndingTokenizer) -> Prompt:
+    async def _extend(self, job: ServedJob, request: GenerateRequest, tokenizer: EndingTokenizer) -> Prompt:
         """Tokenize the prompt."""
-        parent = await self.histories.parent(request, tokenizer)
+        parent = await self.log.parent(job, request, tokenizer)
         tokenize = partial(extend, tokenizer, parent, request.append, request.tools)
         return await self._tokenized(request, num_characters(request.append, request.tools), tokenize)
 
@@ -194,7 +198,7 @@ class Generation:
 
         Raises EngineKilled after MAX_ENGINE_FAILURES failures with this prompt.
         """
-        prompt, own = (order.request.uid, order.prompt.ids), Failures()
+        prompt, own = (order.job, order.prompt.ids), Failures()
         while (known := self.failures.of(*prompt, own)).number < MAX_ENGINE_FAILURES:
             try:
                 drawn = await self._run(order, stage, known, own)
@@ -221,15 +225,16 @@ class Generation:
                         await stack.enter_async_context(self._retried)
                     stage.enter("it waited for a place in the engine")
                     place = await stack.enter_async_context(self._place(order, alone=known.number > 1))
-                if self.failures.of(order.request.uid, order.prompt.ids, own).number != known.number:
+                if self.failures.of(order.job, order.prompt.ids, own).number != known.number:
                     return None
-                held = stack.enter_context(proven.hold(adapter))
-                if held is not None:
-                    return await self._run_on(order, held, place, stage)
+                slot = stack.enter_context(proven.hold(adapter))
+                if slot is not None:
+                    return await self._run_on(order, slot, place, stage)
 
-    async def _run_on(self, order: Order, held: Held, place: Place, stage: RequestStage) -> Drawn:
+    async def _run_on(self, order: Order, slot: Slot, place: Place, stage: RequestStage) -> Drawn:
         engine = self.engine
-        sha256 = held.manifest.files[TENSORS_FILE].sha256
+        assert slot.manifest is not None
+        sha256 = slot.manifest.files[TENSORS_FILE].sha256
         if order.prompt.room(engine.limits.max_model_len) < 1:
             return Drawn(_OUT_OF_CONTEXT, sha256, context_tokens=engine.limits.max_model_len)
         stage.enter("it waited within the engine")
@@ -237,8 +242,8 @@ class Generation:
         mark = engine.meter.enter(entered)
         computed, is_cut = Computed(), False
         try:
-            completion = await self._generate(order, held, partial(_begin, stage, place))
-            self.failures.generated(order.request.uid, order.prompt.ids)
+            completion = await self._generate(order, slot, partial(_begin, stage, place))
+            self.failures.generated(order.job, order.prompt.ids)
             computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
         except BaseException as error:
             if stage.running_s is not None or isinstance(error, asyncio.CancelledError):
@@ -248,12 +253,12 @@ class Generation:
             is_cut = is_preempted and isinstance(error, asyncio.CancelledError)
             raise  # Without a first token it was refused, or the engine was down.
         finally:
-            share_s = engine.meter.leave(mark, order.request.uid, _clock())
+            share_s = engine.meter.leave(mark, _clock())
             place.cost = computed.cost
-            engine.meter.charge(order.account, computed, order.served, _clock())
+            engine.meter.charge(order.job, computed, share_s, order.served, _clock())
             if is_cut:
-                engine.meter.preempt(order.request.uid, computed.num_generated, share_s)
-        engine.limiter.outputs.note(order.request.uid, computed.num_generated)
+                order.job.preempted.add(computed.num_generated, share_s)
+        order.job.outputs.note(computed.num_generated)
         engine.meter.decode.note(stage.running_s or 0.0, computed.num_generated)
         return Drawn(completion, sha256, entered - order.began, _clock() - entered, share_s)
 
@@ -263,12 +268,12 @@ class Generation:
         limiter, account = self.engine.limiter, order.account
         if alone:
             return limiter.alone(account)
-        expected = limiter.outputs.expected_tokens(account.job, order.max_tokens(self.engine.limits))
+        expected = order.job.outputs.expected_tokens(order.max_tokens(self.engine.limits))
         num_appended = len(order.prompt.appended)
         kv_tokens = len(order.prompt.past) + num_appended + expected
         return limiter.place(account, num_appended, expected, kv_tokens)
 
-    async def _generate(self, order: Order, held: Held, began: Began) -> Completion:
+    async def _generate(self, order: Order, slot: Slot, began: Began) -> Completion:
         request, document = order.request, order.served.document
         rollout = document.spec.sampling(request.group)
         stops, end_ids = stops_of(order.tokenizer, rollout, request)
@@ -281,7 +286,7 @@ class Generation:
             max_s=document.spec.turn_timeout_s,
         )
         call = f"{request_id(request.episode, request.turn)}/{next(self._calls)}"
-        return await self.engine.generate(call, held.loaded, order.prompt.ids, sampling, began)
+        return await self.engine.generate(call, slot.loaded, order.prompt.ids, sampling, began)
 
 
 def _begin(stage: RequestStage, place: Place) -> None:

@@ -10,12 +10,12 @@ shorter than expected make up for it.
 import math
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BLOCK_TOKENS = 32
 """Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
 RECENT = 64
-"""Outputs per job that estimates remember."""
+"""Outputs of a job that its estimates use."""
 _STEPS = 2
 
 
@@ -129,23 +129,18 @@ class PrefillShares:
         self._present[tenant].num_prompt += num_prompt
 
 
+@dataclass(slots=True)
 class RecentOutputs:
-    """Numbers of generated tokens of each job's last requests: half a KiB per job, until it is gone (`forget`)."""
+    """Numbers of generated tokens of a job's last requests: half a KiB."""
 
-    def __init__(self) -> None:
-        self._by_job: dict[str, array[int]] = {}
+    _recent: "array[int]" = field(default_factory=lambda: array("q"))
 
-    def expected_tokens(self, job: str, max_tokens: int) -> int:
-        """Return the 90th percentile of the job's recent outputs in tokens, at most `max_tokens`; `max_tokens` without outputs."""
-        recent = sorted(self._by_job.get(job, ())) or [max_tokens]
+    def expected_tokens(self, max_tokens: int) -> int:
+        """Return the 90th percentile of the recent outputs in tokens, at most `max_tokens`; `max_tokens` without outputs."""
+        recent = sorted(self._recent) or [max_tokens]
         return min(recent[9 * len(recent) // 10], max_tokens)
 
-    def note(self, job: str, num_tokens: int) -> None:
+    def note(self, num_tokens: int) -> None:
         """Record a request's number of generated tokens."""
-        outputs = self._by_job.setdefault(job, array("q"))
-        outputs.append(num_tokens)
-        del outputs[:-RECENT]
-
-    def forget(self, job: str) -> None:
-        """Remove the records of a job that is gone."""
-        self._by_job.pop(job, None)
+        self._recent.append(num_tokens)
+        del self._recent[:-RECENT]

@@ -11,7 +11,7 @@ when its agent's earlier version is in use, and is prefetched into a slot that n
   kept for long by requests that do not run.
 - The tenant with the smallest usage is served first, also with the next version of an agent in use, which no request waits
   for yet: else a tenant with few jobs would wait for a slot at each step beside one with many.
-- A past version that an open step or evaluation may call again (`slots.PastCalls`) counts as current. Every other past version of
+- A past version that an open step or evaluation may call again (`ServedAgent.call`) counts as current. Every other past version of
   a strict job counts as idle as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.

@@ -5,7 +5,7 @@ A record with another uid than the job's belongs to an earlier job of the same n
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from weakref import WeakValueDictionary
 
 from marlaas_api import subjects, wire
@@ -20,18 +20,17 @@ from marlaas_api.names import (
     BRANCH_TURNS,
     PREEMPTION_STRIDE,
     AdapterRef,
+    AgentRef,
     JobRef,
     attempt_of,
     end_of_turns,
     group_token,
     is_attempt,
 )
-from marlaas_worker.rollout.bounded_cache import BoundedCache
+from marlaas_worker.rollout.served_jobs import ServedJob
 
-PINS_BYTES = 16 << 20
-"""About 70,000 pins, of the groups in progress and of past ones. A pin that is not in memory is read again."""
-_PIN_BYTES = 128
-"""Memory of a pin besides its key."""
+_PIN_BYTES = 320
+"""Memory of a pin besides the name of its group."""
 _QUOTED = 200
 """Characters of a request's names in an error."""
 
@@ -76,13 +75,9 @@ class Policies:
             for served in agents_on(self._pool, document)
         ]
 
-    def present(self) -> list[str]:
-        """Return the uids of all jobs that have a document, on any pool."""
-        return [document.uid for _, document, _ in self._jobs.items()]
-
-    def tenants(self) -> set[str]:
-        """Return the tenants of all jobs that have a document, on any pool."""
-        return {document.tenant for _, document, _ in self._jobs.items()}
+    def documents(self) -> list[JobDocument]:
+        """Return the documents of all jobs, on any pool."""
+        return [document for _, document, _ in self._jobs.items()]
 
     def newest(self, agents: Iterable[JobAgent]) -> list[AdapterRef]:
         """Return the committed version of each of these agents that has one, and whose next step is sampled.
@@ -144,9 +139,9 @@ class Policies:
             raise NotAdmitted(f"job {job} is not admitted now")
 
 
-def strict(agents: Iterable[JobAgent]) -> list[AdapterRef]:
-    """Return those of the agents that are of strict jobs, as version 0: each step of theirs is sampled by one version."""
-    return [one.adapter(0) for one in agents if one.document.spec.training.max_staleness == 0]
+def strict(agents: Iterable[JobAgent]) -> list[AgentRef]:
+    """Return those of the agents that are of strict jobs: each step of theirs is sampled by one version."""
+    return [one.agent_ref for one in agents if one.document.spec.training.max_staleness == 0]
 
 
 def _admission(progress: Progress | None) -> Hashable:
@@ -238,7 +233,7 @@ def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, i
 
 
 class Pins:
-    """Cache of pins: the policy version from which a group is sampled, or the oldest one (`refreshes`). The first pin counts and never changes.
+    """Reads pins into `ServedJob.pins`: the policy version from which a group is sampled, or the oldest one (`refreshes`). The first pin counts and never changes.
 
     Creates missing pins; concurrent requests for one pin share one bus call. The orchestrator pins evaluation groups,
     and in strict mode all groups, before it publishes their tasks. This role never pins those: a missing pin is an
@@ -248,29 +243,29 @@ class Pins:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket: Bucket | None = None
-        self._known: BoundedCache[int] = BoundedCache(PINS_BYTES)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    def knows(self, request: GenerateRequest, document: JobDocument) -> bool:
+    def knows(self, job: ServedJob, request: GenerateRequest, document: JobDocument) -> bool:
         """Return whether the group's pin is in memory."""
-        return _key(request, _player(document, request.agent)) in self._known
+        return (_player(document, request.agent).pinned_as, request.group) in job.pins
 
     async def version(
-        self, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
+        self, job: ServedJob, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
     ) -> int:
         """Return the group's pinned version; pin `newest()` if there is no pin yet.
 
         Raises PinMissing, BusUnavailable, and errors of `newest`.
         """
         agent = _player(document, request.agent)
-        key = _key(request, agent)
-        if (known := self._known.get(key)) is not None:
+        name = agent.pinned_as, request.group
+        if (known := job.pins.get(name)) is not None:
             return known
+        key = subjects.pin_key(request.namespace, request.job, *name)
         lock = self._locks.setdefault(key, asyncio.Lock())
         async with lock:
-            if (known := self._known.get(key)) is None:
+            if (known := job.pins.get(name)) is None:
                 known = await self._find_or_create(key, request, document, agent, newest)
-                self._known.put(key, known, sys.getsizeof(key) + _PIN_BYTES)
+                job.pins.put(name, known, sys.getsizeof(request.group) + _PIN_BYTES)
             return known
 
     async def _find_or_create(
@@ -297,19 +292,6 @@ class Pins:
             raise PinMissing(f"the pin of group {request.group} was deleted while it was read") from None
         failpoint("rollout.pin.after_create")
         return wanted.version
-
-    def forget(self, uids: Collection[str]) -> None:
-        """Drop the pins of jobs that are gone."""
-        self._known.forget(lambda key, _: _uid_of(key) in uids)
-
-
-def _key(request: GenerateRequest, agent: AgentSettings) -> str:
-    return subjects.pin_key(request.namespace, request.job, agent.pinned_as, request.group)
-
-
-def _uid_of(key: str) -> str:
-    """Return the job's uid, with which the name of every group begins."""
-    return key.rpartition(".")[2].rpartition("-")[0]
 
 
 async def _read(bucket: Bucket, key: str) -> Pin | None:

@@ -19,7 +19,7 @@ from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Unreadable
 from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepRequest, ReplicaReport
-from marlaas_api.names import AdapterRef
+from marlaas_api.names import AgentRef
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.accounts import OtherReplicas
 from marlaas_worker.rollout.homes import Homes, homes
@@ -101,10 +101,10 @@ class Reception:
             self._homes_of, self._homes_at = live, now
         return self._homes
 
-    def elsewhere(self) -> frozenset[AdapterRef]:
-        """Return the agents, as version 0, that other replicas serve."""
+    def elsewhere(self) -> frozenset[AgentRef]:
+        """Return the agents that other replicas serve."""
         placed = self.homes()
-        return frozenset(one.adapter(0) for one in self._agents if self._me not in placed.of(one.policy_key))
+        return frozenset(one.agent_ref for one in self._agents if self._me not in placed.of(one.policy_key))
 
     def _on_report(self, key: str) -> None:
         """Charge tenants here for what they have used on another replica since its last report."""

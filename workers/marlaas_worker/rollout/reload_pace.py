@@ -76,8 +76,8 @@ class ReloadPace:
         self._evicted_at = {name: at for name, at in self._evicted_at.items() if now < at + EXPECTED_S}
         return frozenset(self._evicted_at)
 
-    def forget_expected(self) -> None:
-        """Forget the expected re-loads, after the engine has stopped."""
+    def restart(self) -> None:
+        """Drop the expected re-loads, after the engine has stopped."""
         self._evicted_at.clear()
 
     def note(self, name: str, seconds: float, now: float, *, is_reload: bool, is_free: bool = False) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 
 from marlaas_worker.fair_queue import FairQueue, Ticket
 from marlaas_worker.rollout.accounts import Account, OpenEpisodes
-from marlaas_worker.rollout.kv_budget import KvBudget, Place, PrefillShares, RecentOutputs
+from marlaas_worker.rollout.kv_budget import KvBudget, Place, PrefillShares
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +36,6 @@ class RequestLimiter:
 
     def __init__(self, max_seqs: int, clock: Callable[[], float] | None = None, kv_tokens: int = 0) -> None:
         self.budget = KvBudget(max_seqs, kv_tokens)
-        self.outputs = RecentOutputs()
         self.prefill = PrefillShares()
         self._queue: FairQueue[_Entry] = FairQueue()
         self.episodes = OpenEpisodes(self._queue, clock or time.monotonic)

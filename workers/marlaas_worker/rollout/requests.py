@@ -11,8 +11,7 @@ answered from the turns stream (`generation`), which also refuses a request of t
 
 import asyncio
 import logging
-import math
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 
@@ -21,19 +20,18 @@ from marlaas_api.blobs import BlobUnavailable
 from marlaas_api.bus import Bus, BusUnavailable
 from marlaas_api.errors import MarlaasError, Permanent, Unreadable
 from marlaas_api.messages import CancelRequest, GenerateReply, GenerateRequest, KeepRequest, ReplyPhase, Turn
-from marlaas_api.names import request_id
+from marlaas_api.names import JobRef, request_id
 from marlaas_api.wire import unpack_ids
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate, num_characters
 from marlaas_worker.rollout.engine_failures import EngineKilled
 from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.policies import NotAdmitted
-from marlaas_worker.rollout.turn_log import key_of
+from marlaas_worker.rollout.served_jobs import ServedJobs
 
 HEARTBEAT_S = 1.0
 MAX_DEADLINE_S = 3600.0
 REMEMBERED_S = 300.0
-REMEMBERED_BYTES = 64 << 20
 MAX_INBOXES = 16
 _ANSWER_OBJECT_BYTES = 512
 MAX_CHARACTERS = 64 << 20
@@ -46,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 Play = Callable[[GenerateRequest, RequestStage], Awaitable[Turn]]
 RequestKey = tuple[str, str, str, str, int, int]
+"""Namespace, job, agent, episode, turn number, and hash of the content."""
 
 
 @dataclass(slots=True)
@@ -72,16 +71,15 @@ class Requests:
     tasks: owns the tasks of the requests in progress. closed: whether new requests are refused.
     """
 
-    def __init__(self, context: RoleContext, play: Play, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, context: RoleContext, jobs: ServedJobs, play: Play, tasks: asyncio.TaskGroup) -> None:
         self._bus: Bus = context.bus
         self._replica = context.name
+        self._jobs = jobs
         self._play = play
         self._tasks = tasks
         self._active: dict[RequestKey, _ActiveRequest] = {}
         self._characters: Counter[str] = Counter()
         self._running: set[asyncio.Task[None]] = set()
-        self._answered: OrderedDict[RequestKey, tuple[float, bytes]] = OrderedDict()
-        self._answered_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.closed = False
@@ -89,7 +87,7 @@ class Requests:
     async def accept(self, request: GenerateRequest, inbox: str) -> None:
         """Start a request, join a running duplicate, send the known answer, or refuse. Returns once the reply was sent."""
         key, now = _key_of(request), _clock()
-        if (answer := self._known_answer(key, now)) is not None:
+        if (answer := self._known_answer(request, key, now)) is not None:
             await self._send(inbox, answer)
             return
         if self.closed:
@@ -115,9 +113,9 @@ class Requests:
         for active in self._active_of(keep):
             _extend_deadline(active, active.request.deadline_s)
 
-    async def cancel_others(self, admitted: Collection[str]) -> None:
-        """Cancel the requests of jobs that are not admitted any more. No replica hears their sandboxes. admitted: uids of jobs."""
-        for active in [one for one in self._active.values() if one.request.uid not in admitted]:
+    async def cancel_others(self, admitted: Collection[JobRef]) -> None:
+        """Cancel the requests of jobs that are not admitted any more. No replica hears their sandboxes."""
+        for active in [one for one in self._active.values() if one.request.ref not in admitted]:
             await self._stop(active, f"job {active.request.ref} is not admitted any more")
 
     async def send_heartbeats(self) -> None:
@@ -130,11 +128,6 @@ class Requests:
                 stage = active.stage
                 heartbeat = self._reply(active.request, ReplyPhase.HEARTBEAT, stage.running_s, str(stage))
                 await self._send_to_all(active, heartbeat)
-
-    def forget(self, uids: Collection[str]) -> None:
-        """Drop the remembered answers of jobs that are gone."""
-        for key in [key for key in self._answered if any(key[3].startswith(f"{uid}-") for uid in uids)]:
-            self._forget(key)
 
     def close(self) -> None:
         """Refuse new requests from now on."""
@@ -150,9 +143,10 @@ class Requests:
         if not await wait_for(self._idle, bound_s):
             await self._cancel_all()
 
-    def _known_answer(self, key: RequestKey, now: float) -> bytes | None:
-        at, answer = self._answered.get(key, (0.0, None))
-        return answer if answer is not None and now - at < REMEMBERED_S else None
+    def _known_answer(self, request: GenerateRequest, key: RequestKey, now: float) -> bytes | None:
+        job = self._jobs.find(request.ref)  # It is not created, because the request is not checked yet.
+        found = None if job is None else job.answers.get(key)
+        return found[1] if found is not None and now - found[0] < REMEMBERED_S else None
 
     def _start(self, active: _ActiveRequest) -> None:
         self._active[active.key] = active
@@ -184,7 +178,7 @@ class Requests:
         self._remove(active)  # Before the answer is sent: a duplicate that joined later would get no answer.
         encoded = wire.encode(answer)
         if answer.phase is ReplyPhase.RESULT:
-            self._remember(active.key, encoded)
+            self._remember(active, encoded)
         await self._send_to_all(active, encoded)
 
     def _abort(self, active: _ActiveRequest) -> None:
@@ -225,20 +219,10 @@ class Requests:
             _log.exception("turn %d of episode %s failed", request.turn, request.episode)
             return self._failed(request, f"replica {self._replica}: {error!r}", retryable=True)
 
-    def _remember(self, key: RequestKey, answer: bytes) -> None:
+    def _remember(self, active: _ActiveRequest, answer: bytes) -> None:
         now = _clock()
-        self._forget(key)
-        self._answered[key] = (now, answer)
-        self._answered_bytes += _ANSWER_OBJECT_BYTES + len(answer)
-        while self._answered_bytes > REMEMBERED_BYTES or self._oldest_at() <= now - REMEMBERED_S:
-            self._forget(next(iter(self._answered)))
-
-    def _oldest_at(self) -> float:
-        return next(iter(self._answered.values()))[0] if self._answered else math.inf
-
-    def _forget(self, key: RequestKey) -> None:
-        if (found := self._answered.pop(key, None)) is not None:
-            self._answered_bytes -= _ANSWER_OBJECT_BYTES + len(found[1])
+        self._jobs.of(active.request.ref).answers.put(active.key, (now, answer), _ANSWER_OBJECT_BYTES + len(answer))
+        self._jobs.bounds.answers.trim(lambda found: found[0] <= now - REMEMBERED_S)
 
     async def _cancel_all(self) -> None:
         remaining = list(self._active.values())
@@ -308,7 +292,8 @@ def _size(request: GenerateRequest) -> int:
 
 
 def _key_of(request: GenerateRequest) -> RequestKey:
-    return (*key_of(request, request.turn), hash(_content_of(request)))
+    names = request.namespace, request.job, request.agent, request.episode
+    return (*names, request.turn, hash(_content_of(request)))
 
 
 def _content_of(request: GenerateRequest) -> tuple[object, ...]:

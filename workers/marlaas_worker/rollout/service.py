@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from marlaas_api.bucket_cache import REREAD_S
@@ -16,7 +17,6 @@ from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter
 from marlaas_worker.role import RoleContext, wait_for
-from marlaas_worker.rollout.accounts import GoneJobs
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.conversation import NoChatTemplate
@@ -24,16 +24,16 @@ from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.engine_failures import EngineFailures
 from marlaas_worker.rollout.generation import Generation
 from marlaas_worker.rollout.policies import Pins, Policies, strict
-from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.replica_metrics import of_engine, of_places, of_versions
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import EngineSelfTest
+from marlaas_worker.rollout.served_jobs import ServedJobs
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
-from marlaas_worker.rollout.templates import EndingTokenizer, TemplateNotice
+from marlaas_worker.rollout.templates import EndingTokenizer, warnings
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.tokenizers import Tokenizers
-from marlaas_worker.rollout.turn_log import Histories, TurnLog
+from marlaas_worker.rollout.turn_log import TurnLog
 from marlaas_worker.rollout.versions import Versions
 
 DRAIN_S = 20.0
@@ -97,29 +97,34 @@ class _Rollout:
         self._policies = Policies(context.bus, pool, self._changed.set)
         self._emitter = EventEmitter(context, "rollout")
         self._tokenizers = Tokenizers(tokenizer)
-        self._template = TemplateNotice(self._emitter, tokenizer)
         self._reporter = Reporter(context, ("rollout", pool), self._report)
-        self._adapter_cache = AdapterCache(self._policies, context.blobs, context.scratch / "adapters")
-        self._versions = Versions(self._engine, self._adapter_cache, load_proven, self._emitter, self._reporter.changed)
+        self._jobs = ServedJobs()
+        self._adapter_cache = AdapterCache(self._policies, self._jobs, context.blobs, context.scratch / "adapters")
+        self._versions = Versions(self._engine, self._adapter_cache, self._jobs, self._emitter, self._reporter.changed)
         self._log = TurnLog(context.bus, context.blobs)
-        self._gone_jobs = GoneJobs()
-        self._pins = Pins(context.bus)
-        self._histories = Histories(self._log)
-        self._failures = EngineFailures()
         generation = Generation(
             context=context,
             tokenizers=self._tokenizers,
             engine=self._engine,
             policies=self._policies,
-            pins=self._pins,
+            pins=Pins(context.bus),
             versions=self._versions,
-            histories=self._histories,
-            failures=self._failures,
+            jobs=self._jobs,
+            log=self._log,
+            failures=EngineFailures(),
         )
-        self._requests = Requests(context, generation.play, tasks)
+        self._requests = Requests(context, self._jobs, generation.play, tasks)
         self._reception = Reception(context, pool, self._requests, self._engine)
         context.metrics.ready = self._ready
         context.metrics.samples = self._samples
+
+    @cached_property
+    def _warnings(self) -> Mapping[str, str]:
+        """The warnings about the pool's chat template, by reason. They are logged when this is first read."""
+        texts = warnings(self._tokenizers.pool)
+        for reason, text in texts.items():
+            _log.warning("%s: %s", reason, text)
+        return texts
 
     async def live(self) -> None:
         """Run the role: start the engine, serve until the stop event, then drain."""
@@ -166,13 +171,12 @@ class _Rollout:
                 self._changed.clear()
                 served = self._policies.served()
                 await self._listen(served)
-                uids = {one.document.uid for one in served}
-                await self._requests.cancel_others(uids)
-                self._versions.slot_seconds.serve(uids, asyncio.get_running_loop().time())
-                elsewhere = self._versions.proven.elsewhere = self._reception.elsewhere()
+                jobs, elsewhere = {one.ref for one in served}, self._reception.elsewhere()
+                await self._requests.cancel_others(jobs)
+                self._versions.charge_slots(jobs, asyncio.get_running_loop().time())
                 self._share_cpu(len(served) - len(elsewhere))
-                self._versions.proven.prefer(self._policies.newest(served), strict(served))
-                await self._forget_gone_jobs()
+                self._versions.proven.prefer(self._policies.newest(served), strict(served), elsewhere)
+                await self._drop_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
@@ -193,26 +197,27 @@ class _Rollout:
     async def _warn(self, documents: Collection[JobDocument]) -> None:
         """Emit warnings about the jobs' chat templates. A refused template fails the job's first turn, with the reason."""
         for document in documents:
+            job = self._jobs.of(document.ref)
             with contextlib.suppress(NoChatTemplate):
-                self._template.emit(document.ref, await self._tokenizers.of(document))
+                tokenizer = await self._tokenizers.of(document)
+                if not job.is_warned:
+                    texts = self._warnings if tokenizer is self._tokenizers.pool else warnings(tokenizer)
+                    for reason, text in texts.items():
+                        self._emitter.queue(job.ref, reason, text, once=f"{reason}-{job.ref.key}-{job.ref.uid}")
+                    job.is_warned = True
         self._tokenizers.keep(documents)
 
-    async def _forget_gone_jobs(self) -> None:
-        meter, now = self._engine.meter, asyncio.get_running_loop().time()
-        slot_s = self._versions.slot_seconds.totals(now)
-        counted = {*meter.job_tokens, *meter.job_engine_s, *slot_s, *self._log.job_bytes}
-        uids = self._gone_jobs.expired(self._policies.present(), counted, now)
-        if not uids:
+    async def _drop_gone_jobs(self) -> None:
+        self._engine.limiter.episodes.close_old()
+        documents = self._policies.documents()
+        gone = self._jobs.drop_gone({one.ref for one in documents}, asyncio.get_running_loop().time())
+        if not gone:
             return
-        self._engine.forget(uids, self._policies.tenants())
-        self._log.forget(uids)
-        self._pins.forget(uids)
-        self._histories.forget(uids)
-        self._requests.forget(uids)
-        self._failures.forget(uids)
-        self._versions.forget(uids)
-        self._template.forget(uids)
-        await self._adapter_cache.forget(uids)
+        totals, tenants = self._engine.meter.tenant_tokens, {one.tenant for one in documents}
+        for tenant in totals.keys() - tenants:
+            del totals[tenant]
+        for job in gone:
+            await self._adapter_cache.discard_job(job.ref)
 
     async def _drain(self) -> None:
         self._requests.close()
@@ -268,6 +273,8 @@ class _Rollout:
         now, limits = asyncio.get_running_loop().time(), self._engine.limits
         meter = self._engine.meter
         meter.advance(now)
+        used = [one for one in self._jobs if one.used.num_requests]
+        cut = [one for one in used if one.preempted.num_requests]
         return ReplicaReport(
             role="rollout",
             pool=self._pool,
@@ -278,21 +285,21 @@ class _Rollout:
             agents_per_slot=self.agents_per_slot,
             ready=self._ready(),
             reason=self._reason(),
-            notices={**self._template.texts, **({COARSE: self._coarse} if self._coarse else {})},
+            notices={**self._warnings, **({COARSE: self._coarse} if self._coarse else {})},
             probe_tolerance=self._calibrations.tolerance,
             probe_distance=self._probe_distance,
             verified=self._versions.proven.names,
             kv_tokens=limits.kv_tokens,
             num_running=meter.num_running,
-            num_waiting=self._engine.limiter.num_waiting + self._versions.proven.waits.num_requests,
-            job_tokens=dict(meter.job_tokens),
+            num_waiting=self._engine.limiter.num_waiting + self._versions.proven.num_waiting,
+            job_tokens={one.ref.uid: one.used.tokens for one in used},
             tenant_tokens=dict(meter.tenant_tokens),
-            job_engine_s=dict(meter.job_engine_s),
-            job_preempted_tokens=dict(meter.preempted_tokens),
-            job_preempted_engine_s=dict(meter.preempted_engine_s),
-            agent_slot_s=self._versions.slot_seconds.totals(now),
+            job_engine_s={one.ref.uid: one.used.engine_s for one in used},
+            job_preempted_tokens={one.ref.uid: one.preempted.tokens for one in cut},
+            job_preempted_engine_s={one.ref.uid: one.preempted.engine_s for one in cut},
+            agent_slot_s={one.ref.uid: slot_s for one in self._jobs if (slot_s := one.slot_s(now))},
             agent_tokens=meter.agents.at(now),
-            job_turn_bytes=dict(self._log.job_bytes),
+            job_turn_bytes={one.ref.uid: one.turn_bytes for one in self._jobs if one.turn_bytes},
             busy_s=meter.busy_s,
             wall_s=now - self._began,
             restarts=self._engine.restarts,

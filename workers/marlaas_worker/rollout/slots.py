@@ -1,297 +1,219 @@
-"""The proven versions in the engine's slots, and the requests that run on them or wait for them. No engine and no I/O.
+"""The engine's slots as the rollout role sees them, and the requests that run on the versions in them or wait for others. No engine and no I/O.
 
 A request waits for its version here (`ProvenVersions.queue`), and holds it while it runs (`ProvenVersions.hold`). `paging`
 decides which versions are loaded and evicted, and `versions` does it.
+
+Invariants: never more versions than slots; a version in use is never evicted; a slot number is never reused, so each load of a
+version has its own number.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from pathlib import Path
 
-from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
-from marlaas_api.names import AdapterRef
-from marlaas_worker.rollout.engine import LoadedAdapter
+from marlaas_api.names import AdapterRef, AgentRef
+from marlaas_worker.rollout.agent_versions import ServedAgent, Slot, Version, VersionState, Waiting
+from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.paging import Wait
-from marlaas_worker.rollout.slot_table import SlotTable
-
-
-def is_of(name: str, uids: Collection[str]) -> bool:
-    """Return whether the engine name of a version is of one of these jobs."""
-    return any(f".{uid}." in name for uid in uids)
-
-
-class VersionRefused(Permanent):
-    """A version that failed its proof or that the engine refused; it is never served."""
-
-
-@dataclass(slots=True)
-class _WaitingRequests:
-    """All requests that wait for one version. num: their number."""
-
-    adapter: AdapterRef
-    wait: Wait
-    num: int = 0
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-class Waits:
-    """Versions that requests wait for, in order of the first request. `joined` is called for each new wait."""
-
-    def __init__(self, joined: Callable[[], None]) -> None:
-        self._joined = joined
-        self._waiting: dict[str, _WaitingRequests] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def __iter__(self) -> Iterator[Wait]:
-        return iter([waiting.wait for waiting in self._waiting.values()])
-
-    @property
-    def num_requests(self) -> int:
-        """Requests that wait for a version."""
-        return sum(waiting.num for waiting in self._waiting.values())
-
-    def adapter(self, name: str) -> AdapterRef:
-        """Return the version of a wait."""
-        return self._waiting[name].adapter
-
-    async def wait(self, adapter: AdapterRef, tenant: str) -> None:
-        """Return when the version is settled: served or refused."""
-        name = adapter.engine_name
-        waiting = self._waiting.get(name)
-        if waiting is None:
-            waiting = self._waiting[name] = _WaitingRequests(adapter, Wait(name, tenant, time.monotonic()))
-            self._joined()
-        waiting.num += 1
-        try:
-            await waiting.settled.wait()
-        finally:
-            waiting.num -= 1
-            if not waiting.num and self._waiting.get(name) is waiting:
-                del self._waiting[name]
-
-    def settle(self, name: str) -> None:
-        """Wake the requests that wait for a version, so that they check it again."""
-        waiting = self._waiting.pop(name, None)
-        if waiting:
-            waiting.settled.set()
-
-
-CALLED_S = 60.0
-"""A past version may be called again for so long after its last call. Longer than nearly all tool calls."""
-
-
-class PastCalls:
-    """Versions that an open step or evaluation may call again although newer ones were committed. Known from the pins of requests.
-
-    These are the versions of agents that play past versions, one for each open step, and the version of an evaluation.
-    The end of a step or evaluation is not known here: a later version of the same caller ends an earlier one, and so does time.
-    """
-
-    def __init__(self) -> None:
-        self._called_at: dict[AdapterRef, dict[str, dict[int, float]]] = {}
-
-    def note(self, adapter: AdapterRef, caller: str, num_open: int, now: float) -> None:
-        """Record a call. caller: the agent, or the evaluation. num_open: most versions that it calls at a time."""
-        called_at = self._called_at.setdefault(adapter.at(0), {}).setdefault(caller, {})
-        called_at.pop(adapter.version, None)
-        called_at[adapter.version] = now
-        while len(called_at) > num_open:
-            del called_at[next(iter(called_at))]
-
-    def may_call(self, adapter: AdapterRef, now: float) -> bool:
-        """Return whether a version may be called again."""
-        callers = self._called_at.get(adapter.at(0), {}).values()
-        return any(now - called_at.get(adapter.version, -CALLED_S) < CALLED_S for called_at in callers)
-
-    def keep(self, agents: Collection[AdapterRef]) -> None:
-        """Drop the calls of all other agents, given as version 0."""
-        self._called_at = {agent: calls for agent, calls in self._called_at.items() if agent in agents}
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A proven version while a request runs on it."""
-
-    loaded: LoadedAdapter
-    manifest: Manifest
+from marlaas_worker.rollout.served_jobs import ServedJobs
 
 
 class ProvenVersions:
     """The versions that requests may use now, and the requests that wait for others.
 
+    numbers: source of slot numbers, which is shared with other users of the same engine.
+
     Attributes:
-        table: the slots.
-        waits: requests that wait for a version.
-        newest: the newest committed version of every served agent, by the agent's version 0.
-        strict: the agents, as version 0, of strict jobs.
-        past: calls of versions that may be past.
+        resident: the versions that have a slot, in the order of their loads.
+        waiting: the versions that requests wait for, in the order of the first request.
+        served: the agents that are served, and have a committed version.
         is_short: whether a version that requests wait for, or will soon, has no slot.
-        elsewhere: the agents, as version 0, whose requests go to other replicas; their versions are loaded on request only.
         wake: set when a request or a new version needs a change of the slots.
     """
 
-    def __init__(self, num_slots: int, numbers: Iterator[int]) -> None:
+    def __init__(self, num_slots: int, numbers: Iterator[int], jobs: ServedJobs) -> None:
         self.wake = asyncio.Event()
-        self.table = SlotTable(num_slots, numbers)
-        self.waits = Waits(self.wake.set)
-        self.newest: dict[AdapterRef, AdapterRef] = {}
-        self.strict: frozenset[AdapterRef] = frozenset()
-        self.past = PastCalls()
+        self.num_slots = num_slots
+        self.resident: dict[AdapterRef, Version] = {}
+        self.waiting: dict[AdapterRef, Version] = {}
+        self.served: tuple[ServedAgent, ...] = ()
         self.is_short = False
-        self.elsewhere: frozenset[AdapterRef] = frozenset()
-        self._proven: dict[str, Held] = {}
-        self._versions: dict[AdapterRef, set[int]] = {}
-        self._served: dict[AdapterRef, set[int]] = {}
-        self._tenants: dict[AdapterRef, str] = {}
-        self._refused: dict[str, Exception] = {}
-        self._yielding: frozenset[str] = frozenset()
-        self._revoked: frozenset[str] = frozenset()
+        self._numbers = numbers
+        self._jobs = jobs
         self._changed = asyncio.Event()
 
     @property
     def names(self) -> tuple[str, ...]:
         """Engine names of the versions that may be served now."""
-        return tuple(self._proven)
+        return tuple(one.name for one in self.resident.values() if one.is_ready)
 
-    def was_proven(self, adapter: AdapterRef) -> bool:
-        """Return whether the version passed all checks in this incarnation of the engine, even if it was evicted since."""
-        return adapter.version in self._versions.get(adapter.at(0), ())
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for a version."""
+        return sum(one.waiting.num for one in self.waiting.values() if one.waiting is not None)
 
-    def has_served(self, adapter: AdapterRef) -> bool:
-        """Return whether a request has run on the version in this incarnation of the engine."""
-        return adapter.version in self._served.get(adapter.at(0), ())
-
-    def is_yielding(self, name: str) -> bool:
-        """Return whether a version takes no new requests for now."""
-        return name in self._yielding
-
-    def tenant_of(self, adapter: AdapterRef) -> str:
-        """Return the tenant of a version's agent; empty before the agent's first request."""
-        return self._tenants.get(adapter.at(0), "")
+    def version(self, adapter: AdapterRef) -> Version:
+        """Return a version of an agent that is known to exist."""
+        return self.resident.get(adapter) or self._jobs.agent(adapter.agent_ref).version(adapter)
 
     @asynccontextmanager
     async def queue(self, adapter: AdapterRef, tenant: str) -> AsyncIterator[None]:
         """Wait until a version is served. The request waits for a place in the engine while the context is open.
 
-        Then it has to `hold` the version, which may have lost its slot meanwhile. Raises VersionRefused.
+        Then it has to `hold` the version, which may have lost its slot meanwhile: the request does not prevent that.
+        Raises VersionRefused.
         """
-        name = adapter.engine_name
-        self._tenants[adapter.at(0)] = tenant
-        while True:
-            self._raise_refusal(name)
-            if name in self._proven and name not in self._yielding:
-                break
-            await self.waits.wait(adapter, tenant)
-        with self.table.queued(self._proven[name].loaded):
+        self._jobs.agent(adapter.agent_ref).tenant = tenant
+        while (version := self.version(adapter)).state is not VersionState.PROVEN:
+            await self._wait(version, tenant)
+        assert version.slot is not None
+        slot = version.slot
+        slot.num_queued += 1
+        try:
             yield
+        finally:
+            slot.num_queued -= 1
+            slot.used_at = time.monotonic()
 
     @contextmanager
-    def hold(self, adapter: AdapterRef) -> Iterator[Held | None]:
+    def hold(self, adapter: AdapterRef) -> Iterator[Slot | None]:
         """Prevent a version's unloading while the context is open; None if it has to be waited for (`queue`)."""
-        name = adapter.engine_name
-        if name in self._revoked or self.table.acquire(name) is None:
+        version = self.resident.get(adapter)
+        if version is None or version.state not in (VersionState.PROVEN, VersionState.YIELDING):
             yield None
             return
-        held = self._proven[name]
-        self._served.setdefault(adapter.at(0), set()).add(adapter.version)
+        assert version.slot is not None
+        slot = version.slot
+        slot.num_running += 1
+        slot.used_at = time.monotonic()
+        version.agent.used.add(adapter.version)
         try:
-            yield held
+            yield slot
         finally:
-            self.table.release(held.loaded)
-            is_needed = bool(self.waits) or self.is_short or name in self._yielding
-            if is_needed and not self.table.running(name):
+            slot.num_running -= 1
+            slot.used_at = time.monotonic()
+            is_needed = bool(self.waiting) or self.is_short or version.state is not VersionState.PROVEN
+            if is_needed and not slot.num_running:
                 self.wake.set()
 
-    def newest_resident(self, agent: AdapterRef) -> int:
-        """Return the newest version of an agent that may be served now, without a load; -1 if there is none."""
-        adapters = (held.manifest.adapter for held in self._proven.values())
-        return max((adapter.version for adapter in adapters if adapter.at(0) == agent.at(0)), default=-1)
+    async def _wait(self, version: Version, tenant: str) -> None:
+        """Return when the version is settled: served or refused. Raises VersionRefused if it is refused already."""
+        version.raise_refusal()
+        if version.waiting is None:
+            version.waiting = Waiting(Wait(version.name, tenant, time.monotonic()))
+            self.waiting[version.adapter] = version
+            self.wake.set()
+        waiting = version.waiting
+        waiting.num += 1
+        try:
+            await waiting.settled.wait()
+        finally:
+            waiting.num -= 1
+            if not waiting.num and version.waiting is waiting:
+                self._settle(version)
 
-    async def newest_of(self, agent: AdapterRef, tenant: str, max_staleness: int) -> int:
+    def newest_resident(self, agent: AgentRef) -> int:
+        """Return the newest version of an agent that may be served now, without a load; -1 if there is none."""
+        versions = self._jobs.agent(agent).versions.items()
+        return max((number for number, one in versions if one.is_ready), default=-1)
+
+    async def newest_of(self, ref: AgentRef, tenant: str, max_staleness: int) -> int:
         """Return the newest proven version of an agent; wait for the newest one if all are too old. Raises VersionRefused.
 
         An evicted version counts too; it is loaded again when a request needs it. After a restart of the engine, a past
         version may be the first that is proven: a group that is sampled from it would be dropped as stale.
 
-        Args:
-            agent: an adapter of the agent at any version.
-            max_staleness: most versions behind the newest one.
+        max_staleness: most versions behind the newest one.
         """
         while True:
-            best = max(self.newest_resident(agent), *self._versions.get(agent.at(0), ()), -1)
-            newest = self.newest.get(agent.at(0))
-            if best >= 0 and (newest is None or best >= newest.version - max_staleness):
+            agent = self._jobs.agent(ref)
+            newest = agent.newest
+            best = max(self.newest_resident(ref), *agent.proven, -1)
+            if best >= 0 and (newest is None or best >= newest - max_staleness):
                 return best
             if newest is None:
                 await self._changed.wait()
             else:
-                self._raise_refusal(newest.engine_name)
-                await self.waits.wait(newest, tenant)
+                await self._wait(self.version(ref.adapter(newest)), tenant)
 
-    def prefer(self, newest: Iterable[AdapterRef], strict: Iterable[AdapterRef] = ()) -> None:
-        """Set the newest version of every served agent, and the agents of strict jobs."""
-        self.newest = {adapter.at(0): adapter for adapter in newest}
-        self.strict = frozenset(adapter.at(0) for adapter in strict)
-        self.past.keep(self.newest.keys())
-        for known in (self._versions, self._served, self._tenants):
-            for agent in known.keys() - self.newest.keys():
-                del known[agent]
+    def prefer(
+        self,
+        newest: Iterable[AdapterRef],
+        strict: Collection[AgentRef] = (),
+        elsewhere: Collection[AgentRef] = (),
+    ) -> None:
+        """Set the newest version of every served agent, the agents of strict jobs, and those that other replicas serve."""
+        versions = {adapter.agent_ref: adapter.version for adapter in newest}
+        self.served = tuple(self._jobs.agent(ref) for ref in versions)
+        for agent in self._jobs.agents():
+            agent.serve(versions.get(agent.ref))
+            agent.is_strict = agent.ref in strict
+            agent.is_elsewhere = agent.ref in elsewhere
         self.wake.set()
-        self._settle()
+        self._notify()
 
-    def add(self, held: Held) -> None:
+    def begin(self, version: Version, folder: Path, now: float) -> Slot:
+        """Take a slot for a version before its load. Raises LoadFailed if there is none, or the version has one already."""
+        if version.adapter in self.resident or len(self.resident) >= self.num_slots:
+            raise LoadFailed(f"there is no slot for {version.name}: {len(self.resident)} of {self.num_slots} are taken")
+        loaded = LoadedAdapter(version.name, next(self._numbers), folder)
+        version.slot = Slot(loaded, time.monotonic(), time.monotonic(), charged_from=now)
+        version.state = VersionState.LOADING
+        self.resident[version.adapter] = version
+        return version.slot
+
+    def add(self, version: Version, manifest: Manifest) -> None:
         """Give a version that was loaded and proven to its requests."""
-        self.table.ready(held.loaded)
-        self._proven[held.loaded.name] = held
-        adapter = held.manifest.adapter
-        self._versions.setdefault(adapter.at(0), set()).add(adapter.version)
-        self._settle(held.loaded.name)
+        assert version.slot is not None
+        version.slot.manifest = manifest
+        version.state = VersionState.PROVEN
+        version.failure = None
+        version.agent.proven.add(version.adapter.version)
+        self._settle(version)
+        self._notify()
         self.wake.set()
 
-    def remove(self, loaded: LoadedAdapter) -> None:
-        """Stop giving a version to requests, and free its slot. Raises LoadFailed while it is in use."""
-        self.table.drop(loaded)
-        self._proven.pop(loaded.name, None)
+    def remove(self, version: Version, state: VersionState, now: float) -> None:
+        """Stop giving a version to requests, and free its slot. Raises LoadFailed while it is in use. state: its new one."""
+        if version.slot is not None and version.slot.num_running:
+            raise LoadFailed(f"{version.name} still runs {version.slot.num_running} requests")
+        version.free_slot(now)
+        version.state = state
+        self.resident.pop(version.adapter, None)
+        if state is VersionState.REFUSED:
+            self._settle(version)
 
-    def refuse(self, name: str, error: Exception) -> None:
-        """Fail the requests for a version, now and in future."""
-        self._refused[name] = error
-        self._settle(name)
+    def clear(self, now: float) -> None:
+        """Remove all versions and refusals, after the engine has stopped. Requests that wait go on waiting."""
+        for agent in self._jobs.agents():
+            agent.restart()
+            for version in agent.versions.values():
+                version.restart(now)
+        for version in self.resident.values():
+            version.restart(now)
+        self.resident.clear()
 
-    def forget(self, uids: Collection[str]) -> None:
-        """Forget the refusals of jobs that are gone."""
-        self._refused = {name: error for name, error in self._refused.items() if not is_of(name, uids)}
-
-    def clear(self) -> None:
-        """Remove all versions and refusals, after the engine has stopped."""
-        self.table.clear()
-        self._proven.clear()
-        self._versions.clear()
-        self._served.clear()
-        self._refused.clear()
-        self._yielding = self._revoked = frozenset()
-
-    def yield_slots(self, yielding: frozenset[str], revoked: frozenset[str] = frozenset()) -> None:
+    def yield_slots(self, yielding: Collection[str], revoked: Collection[str] = ()) -> None:
         """Set the versions that take no new requests for now, and wake the requests of the others.
 
         revoked: those of them that do not serve the requests in the engine's queue either.
         """
-        self._yielding, self._revoked = yielding, revoked
-        for wait in self.waits:
-            if wait.name in self._proven and wait.name not in yielding:
-                self._settle(wait.name)
+        for version in self.resident.values():
+            if version.is_ready:
+                limited = VersionState.REVOKED if version.name in revoked else VersionState.YIELDING
+                version.state = limited if version.name in yielding else VersionState.PROVEN
+            if version.state is VersionState.PROVEN and version.waiting is not None:
+                self._settle(version)
+                self._notify()
 
-    def _raise_refusal(self, name: str) -> None:
-        if (refusal := self._refused.get(name)) is not None:
-            raise VersionRefused(f"{name} is refused: {refusal}") from refusal
+    def _settle(self, version: Version) -> None:
+        """Wake the requests that wait for a version, so that they look at it again."""
+        self.waiting.pop(version.adapter, None)
+        version.settle()
 
-    def _settle(self, *names: str) -> None:
-        for name in names:
-            self.waits.settle(name)
+    def _notify(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()

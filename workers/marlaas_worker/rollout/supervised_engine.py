@@ -6,7 +6,7 @@ incarnation.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Container, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from typing import TypeVar
 
@@ -127,13 +127,6 @@ class SupervisedEngine:
         self.incarnation += 1
         self._on_stopped(reason)
         self._down.set()
-
-    def forget(self, uids: Collection[str], tenants: Container[str]) -> None:
-        """Drop the totals and estimates of jobs that are gone, and of all tenants but these."""
-        self.limiter.episodes.close_old()
-        self.meter.forget(uids, tenants)
-        for uid in uids:
-            self.limiter.outputs.forget(uid)
 
     async def supervise(self) -> None:
         """Check the engine's health and restart it, until cancelled. Raises the engine's error if all restarts fail."""

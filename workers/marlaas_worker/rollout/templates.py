@@ -5,15 +5,11 @@ not depend on this warning: every turn is checked in `conversation`. The warning
 typical replies, so it may miss a template that rewrites the past after other replies.
 """
 
-import logging
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_api.messages.job_spec import ChatTemplateSettings
-from marlaas_api.names import JobRef
-from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply
 from marlaas_worker.rollout.renderers.replies import ReadingTokenizer
 
@@ -30,7 +26,6 @@ _REWRITES = (
     "whole prompt again"
 )
 _USER = (ChatMessage(role="user", content="two and two?"),)
-_log = logging.getLogger(__name__)
 
 
 class EndingTokenizer(ReadingTokenizer, Protocol):
@@ -55,36 +50,6 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
         return tuple(words for words, text in _REPLIES.items() if all(_rewrites(tokenizer, text, end) for end in ends))
     except BadAppend:
         return ()
-
-
-class TemplateNotice:
-    """Emits the warnings about a job's template once to the job; those about the pool's are logged once."""
-
-    def __init__(self, emitter: EventEmitter, tokenizer: EndingTokenizer) -> None:
-        self._emitter = emitter
-        self._tokenizer = tokenizer
-        self._told: set[JobRef] = set()
-
-    @cached_property
-    def texts(self) -> Mapping[str, str]:
-        """The warnings about the pool's template, by reason. They are logged when this is first read."""
-        told = warnings(self._tokenizer)
-        for reason, text in told.items():
-            _log.warning("%s: %s", reason, text)
-        return told
-
-    def emit(self, job: JobRef, tokenizer: EndingTokenizer) -> None:
-        """Emit the warnings about a job's template, unless the job has received them."""
-        if job in self._told:
-            return
-        self._told.add(job)
-        texts = self.texts if tokenizer is self._tokenizer else warnings(tokenizer)
-        for reason, text in texts.items():
-            self._emitter.queue(job, reason, text, once=f"{reason}-{job.key}-{job.uid}")
-
-    def forget(self, uids: Collection[str]) -> None:
-        """Forget the jobs that are gone."""
-        self._told = {job for job in self._told if job.uid not in uids}
 
 
 def warnings(tokenizer: EndingTokenizer) -> Mapping[str, str]:

@@ -6,9 +6,7 @@ turns stream through its parent turns.
 
 import logging
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from marlaas_api import subjects, wire
@@ -22,16 +20,15 @@ from marlaas_api.names import request_id
 from marlaas_api.retries import patiently
 from marlaas_worker.rollout.conversation import Conversation, Tokenizer, beginning, restore
 from marlaas_worker.rollout.policies import RequestRefused
+from marlaas_worker.rollout.served_jobs import History, ServedJob
 
 _HEADROOM_BYTES = 4096
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 1.0
 _MESSAGE_BYTES = 256
 """Stream bytes per message besides its data: subject, headers, and the stream's own record."""
-BYTES_KEPT = 64 << 20
 _BYTES_PER_ID = 4
 _MESSAGE_OBJECT_BYTES = 512
 
-Key = tuple[str, str, str, str, int]
 T = TypeVar("T")
 
 
@@ -40,15 +37,11 @@ class TurnLost(Permanent):
 
 
 class TurnLog:
-    """Writes and reads turns; turns above the bus's payload limit go through the blob store.
-
-    job_bytes: bytes that this replica has added to the stream, by job uid.
-    """
+    """Writes and reads turns; turns above the bus's payload limit go through the blob store."""
 
     def __init__(self, bus: Bus, blobs: Blobs) -> None:
         self._bus = bus
         self._blobs = blobs
-        self.job_bytes: Counter[str] = Counter()
         self._waiting: set[str] = set()
 
     @property
@@ -59,11 +52,6 @@ class TurnLog:
     def explain(self) -> str:
         """Return a sentence for an error message: whether the stream is full."""
         return f"the stream {subjects.TURNS} is full" if self._waiting else f"the stream {subjects.TURNS} has room"
-
-    def forget(self, uids: Collection[str]) -> None:
-        """Drop the totals of jobs that are gone."""
-        for uid in uids:
-            self.job_bytes.pop(uid, None)
 
     async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
         """Return a recorded turn; None if it is not recorded. Raises BusUnavailable, and as `wire.unpack`."""
@@ -76,8 +64,8 @@ class TurnLog:
         turns = [await self._read(one) for one in stored]
         return {turn.turn: turn for turn in turns}
 
-    async def record(self, turn: Turn) -> Turn:
-        """Store a turn unless it is already stored; return the stored one.
+    async def record(self, job: ServedJob, turn: Turn) -> Turn:
+        """Store a turn of a job unless it is already stored; return the stored one.
 
         Retries with backoff, until cancelled, while the bus or the blob store is unavailable, the store refuses the
         credentials, or the stream is full.
@@ -102,9 +90,28 @@ class TurnLog:
             return await self._persist(lambda: self._first(turn), name)
         finally:
             self._waiting.discard(name)
-        self.job_bytes[turn.uid] += len(data) + _MESSAGE_BYTES
+        job.turn_bytes += len(data) + _MESSAGE_BYTES
         failpoint("rollout.record.after_publish")
         return turn
+
+    async def parent(self, job: ServedJob, request: GenerateRequest, tokenizer: Tokenizer) -> Conversation | None:
+        """Return the conversation that a request continues; None if it begins one. tokenizer: of its job.
+
+        Raises RequestRefused (no such turn, or another agent's), and as `find`.
+        """
+        if request.parent is None:
+            return None
+        key = request.agent, request.episode, request.parent
+        if (known := job.histories.get(key)) is not None:
+            return known.conversation
+        turns = await self.episode(request.namespace, request.job, request.episode)
+        conversation: Conversation | None = None
+        for turn in reversed(_lineage(turns, request.parent, request)):
+            conversation = restore(tokenizer, conversation, turn)
+        assert conversation is not None
+        is_continued = any(turn.parent == request.parent for turn in turns.values())
+        _add(job, key, History(conversation, has_branches=is_continued))
+        return conversation
 
     async def _persist(self, call: Callable[[], Awaitable[T]], name: str) -> T:
         level = logging.DEBUG if self._waiting else logging.WARNING  # with a full stream, every turn waits
@@ -123,92 +130,27 @@ class TurnLog:
         return message
 
 
-def key_of(message: GenerateRequest | Turn, turn: int) -> Key:
-    """Return the cache key of the conversation that ends with `turn`.
+def knows_parent(job: ServedJob, request: GenerateRequest) -> bool:
+    """Return whether the request's parent is in memory, or the request has none."""
+    return request.parent is None or (request.agent, request.episode, request.parent) in job.histories
 
-    The agent is part of the key, so that no agent continues another agent's conversation.
+
+def add_history(job: ServedJob, turn: GenerateRequest | Turn, conversation: Conversation) -> None:
+    """Cache the conversation after a turn.
+
+    It replaces the one that it continues, so that an open episode needs one place. If a second turn continues that one
+    nevertheless, it is restored and then kept, because more may follow.
     """
-    return (message.namespace, message.job, message.agent, message.episode, turn)
+    if turn.parent is not None:
+        replaced = turn.agent, turn.episode, turn.parent
+        if replaced in job.histories and not job.histories[replaced].has_branches:
+            job.histories.drop(replaced)
+    _add(job, (turn.agent, turn.episode, turn.turn), History(conversation))
 
 
-@dataclass(slots=True)
-class _Kept:
-    """A cached conversation. has_branches: whether more than one turn continued it."""
-
-    conversation: Conversation
-    num_bytes: int
-    has_branches: bool = False
-
-
-class Histories:
-    """Conversations by their last turn; least recently used ones are evicted beyond about `bytes_kept`.
-
-    A conversation is replaced by the one that continues it, so that an open episode needs one place. If a second turn
-    continues it nevertheless, it is restored and then kept, because more may follow.
-    """
-
-    def __init__(self, log: TurnLog, bytes_kept: int = BYTES_KEPT) -> None:
-        self.log = log
-        self._left_bytes = bytes_kept
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    async def parent(self, request: GenerateRequest, tokenizer: Tokenizer) -> Conversation | None:
-        """Return the conversation that a request continues; None if it begins one. tokenizer: of its job.
-
-        Raises RequestRefused (no such turn, or another agent's), and as `TurnLog.find`.
-        """
-        if request.parent is None:
-            return None
-        key = key_of(request, request.parent)
-        kept = self._kept.get(key)
-        if kept is None:
-            return await self._restored(request, request.parent, tokenizer)
-        self._kept.move_to_end(key)
-        return kept.conversation
-
-    def knows_parent(self, request: GenerateRequest) -> bool:
-        """Return whether the request's parent is in memory, or the request has none."""
-        return request.parent is None or key_of(request, request.parent) in self._kept
-
-    def keep(self, key: Key, conversation: Conversation, parent: int | None = None) -> None:
-        """Cache the conversation after a turn, in place of the one that it continues.
-
-        parent: number of the turn that it continues.
-        """
-        if parent is not None:
-            replaced = (*key[:4], parent)
-            if replaced in self._kept and not self._kept[replaced].has_branches:
-                self._drop(replaced)
-        self._keep(key, conversation)
-
-    def forget(self, uids: Collection[str]) -> None:
-        """Drop the conversations of jobs that are gone."""
-        for key in [key for key in self._kept if any(key[3].startswith(f"{uid}-") for uid in uids)]:
-            self._drop(key)
-
-    def _keep(self, key: Key, conversation: Conversation, *, has_branches: bool = False) -> None:
-        if key in self._kept:
-            return
-        self._kept[key] = _Kept(conversation, _weight(conversation), has_branches)
-        self._left_bytes -= self._kept[key].num_bytes
-        while self._left_bytes < 0 and len(self._kept) > 1:
-            self._drop(next(iter(self._kept)))
-
-    def _drop(self, key: Key) -> None:
-        self._left_bytes += self._kept.pop(key).num_bytes
-
-    async def _restored(self, request: GenerateRequest, number: int, tokenizer: Tokenizer) -> Conversation:
-        turns = await self.log.episode(request.namespace, request.job, request.episode)
-        conversation: Conversation | None = None
-        for turn in reversed(_lineage(turns, number, request)):
-            conversation = restore(tokenizer, conversation, turn)
-        assert conversation is not None
-        is_continued = any(turn.parent == number for turn in turns.values())
-        self._keep(key_of(request, number), conversation, has_branches=is_continued)
-        return conversation
+def _add(job: ServedJob, key: tuple[str, str, int], history: History) -> None:
+    if key not in job.histories:
+        job.histories.put(key, history, _weight(history.conversation))
 
 
 def require_same(turn: Turn, request: GenerateRequest) -> Turn:

@@ -10,6 +10,7 @@ from marlaas_worker.rollout.conversation import Prompt, beginning
 from marlaas_worker.rollout.demonstrated import Demonstration
 from marlaas_worker.rollout.engine import Completion, EngineLimits
 from marlaas_worker.rollout.renderers.replies import ReadReply
+from marlaas_worker.rollout.served_jobs import ServedJob
 from marlaas_worker.rollout.templates import EndingTokenizer
 
 _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
@@ -17,10 +18,11 @@ _COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "tu
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Inputs of one generation. tokenizer: of the job's chat template. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
+    """Inputs of one generation. job: what the replica keeps of it. tokenizer: of the job's chat template. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
 
     request: GenerateRequest
     served: JobAgent
+    job: ServedJob
     tokenizer: EndingTokenizer
     adapter: AdapterRef
     prompt: Prompt

@@ -1,0 +1,297 @@
+"""The versions of an agent's adapter in this replica's engine: one object per version. No I/O; the caller passes the clock, in seconds."""
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from marlaas_api.bus import BusRefused
+from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.messages import Manifest
+from marlaas_api.names import AdapterRef, AgentRef
+from marlaas_worker.rollout.engine import LoadedAdapter
+from marlaas_worker.rollout.paging import PageDemand, Resident, Urgency, Wait
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
+"""First and longest backoff after a failed load."""
+CALLED_S = 60.0
+"""A past version may be called again for so long after its last call. Longer than nearly all tool calls."""
+IN_USE_S = 60.0
+"""An agent counts as in use for so long after its last request."""
+
+
+class VersionRefused(Permanent):
+    """A version that failed its proof or that the engine refused; it is never served."""
+
+
+class VersionState(StrEnum):
+    """State of a version in one incarnation of the engine. From LOADING to REVOKED it has a slot.
+
+    WANTED: it has no slot, or not yet. LOADING: it is loaded and proven. PROVEN: it serves requests. YIELDING: it takes no new requests
+    for now. REVOKED: neither does it serve those that wait for a place in the engine. UNLOADING: it leaves the engine; its slot may
+    be planned for another. FAILED: its last load failed, and is tried again. REFUSED: it is never served.
+    """
+
+    WANTED = "wanted"
+    LOADING = "loading"
+    PROVEN = "proven"
+    YIELDING = "yielding"
+    REVOKED = "revoked"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLoad:
+    """The last failed attempt. retry_at: when the next attempt is due; None: never."""
+
+    error: Exception
+    attempts: int
+    retry_at: float | None
+
+    def may_try(self, now: float) -> bool:
+        """Return whether an attempt is due."""
+        return self.retry_at is not None and self.retry_at <= now
+
+
+def failed_load(before: FailedLoad | None, error: Exception, now: float) -> FailedLoad:
+    """Return the failure of an attempt after an earlier one.
+
+    It is retried with exponential backoff up to LONGEST_WAIT_S, unless the version is at fault: refused credentials are renewed; files,
+    memory and threads are of this machine.
+    """
+    attempts = 1 if before is None else before.attempts + 1
+    may_succeed = isinstance(error, Retryable | BusRefused | OSError | MemoryError | RuntimeError)
+    wait_s = min(FIRST_WAIT_S * 2 ** min(attempts - 1, 10), LONGEST_WAIT_S)
+    return FailedLoad(error, attempts, now + wait_s if may_succeed else None)
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The slot of a version, from the begin of its load until it is free.
+
+    Requests keep it, so those that end after a restart of the engine change nothing of a later load.
+
+    Attributes:
+        loaded: the load in the engine. manifest: once it is proven.
+        loaded_at, used_at: when its load began; when its last request began or ended, or its load if there was none.
+        num_running: requests in the engine. num_queued: requests that wait for a place in the engine.
+        charged_from: since when the agent is charged for it; None while nobody is.
+    """
+
+    loaded: LoadedAdapter
+    loaded_at: float
+    used_at: float
+    charged_from: float | None
+    manifest: Manifest | None = None
+    num_running: int = 0
+    num_queued: int = 0
+
+    def charged_s(self, now: float) -> float:
+        """Return the seconds for which the agent is charged and that are not counted yet."""
+        return 0.0 if self.charged_from is None else now - self.charged_from
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """All requests that wait for a version. num: their number. settled: set when they have to look at the version again."""
+
+    wait: Wait
+    num: int = 0
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """One version of an agent, in the current incarnation of the engine.
+
+    Attributes:
+        state: its state; `slot` says whether it has a slot.
+        waiting: the requests that wait for it; None without any.
+        failure: its last failed load since the last successful one.
+        unload: the task that removes it from the engine.
+    """
+
+    agent: "ServedAgent"
+    adapter: AdapterRef
+    state: VersionState = VersionState.WANTED
+    slot: Slot | None = None
+    waiting: Waiting | None = None
+    failure: FailedLoad | None = None
+    unload: "asyncio.Task[None] | None" = None
+
+    @property
+    def name(self) -> str:
+        """Its name in the engine."""
+        return self.adapter.engine_name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it was loaded and proven, and has its slot."""
+        return self.state in (VersionState.PROVEN, VersionState.YIELDING, VersionState.REVOKED)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything has to be remembered of it."""
+        return not (self.slot is None and self.waiting is None and self.failure is None and self.unload is None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the newest version of an agent that this replica serves."""
+        return self.agent.newest == self.adapter.version and not self.agent.is_elsewhere
+
+    @property
+    def is_committed(self) -> bool:
+        """False if it is known not to be committed yet. A strict job's groups are pinned before that."""
+        return self.agent.newest is None or self.adapter.version <= self.agent.newest
+
+    @property
+    def was_proven(self) -> bool:
+        """Whether it passed all checks in this incarnation of the engine, even if it was evicted since."""
+        return self.adapter.version in self.agent.proven
+
+    @property
+    def has_served(self) -> bool:
+        """Whether a request has run on it in this incarnation of the engine."""
+        return self.adapter.version in self.agent.used
+
+    def may_load(self, now: float) -> bool:
+        """Return whether a load may begin."""
+        return self.failure is None or self.failure.may_try(now)
+
+    def raise_refusal(self) -> None:
+        """Raise VersionRefused if it is refused."""
+        if self.state is VersionState.REFUSED and self.failure is not None:
+            raise VersionRefused(f"{self.name} is refused: {self.failure.error}") from self.failure.error
+
+    def settle(self) -> None:
+        """Wake the requests that wait for it, so that they look at it again."""
+        if self.waiting is not None:
+            self.waiting.settled.set()
+            self.waiting = None
+
+    def free_slot(self, now: float) -> None:
+        """Free its slot, and count the seconds for which its agent had it."""
+        if self.slot is not None:
+            self.agent.ended_slot_s += self.slot.charged_s(now)
+            self.slot = None
+
+    def restart(self, now: float) -> None:
+        """Forget its state in an incarnation of the engine that has stopped. Its waiting requests go on waiting."""
+        self.free_slot(now)
+        self.state = VersionState.WANTED
+        self.failure = None
+
+    def charge_slot(self, is_served: bool, now: float) -> None:
+        """Note whether its job is served from now on. A slot that nothing else needs is charged to nobody after that."""
+        if self.slot is None or is_served == (self.slot.charged_from is not None):
+            return
+        self.agent.ended_slot_s += self.slot.charged_s(now)
+        self.slot.charged_from = now if is_served else None
+
+    def as_resident(self, slot: Slot, usage: float, now: float) -> Resident:
+        """Return the version with its slot, for `paging`. usage: of its tenant."""
+        is_called = self.agent.may_call(self.adapter.version, now)
+        return Resident(
+            self.name,
+            slot.loaded_at,
+            slot.used_at,
+            slot.num_running,
+            slot.num_queued,
+            is_ready=self.is_ready,
+            is_current=self.is_current or is_called,
+            is_strict=self.agent.is_strict and not is_called,
+            usage=usage,
+            has_served=self.has_served,
+            is_yielding=self.state in (VersionState.YIELDING, VersionState.REVOKED),
+        )
+
+    def as_demand(self, usage: float, now: float) -> PageDemand:
+        """Return the version without a slot, for `paging`. usage: of its tenant."""
+        # Once only: versions that no request uses would otherwise take the slots from each other for ever.
+        is_successor = now - self.agent.used_at < IN_USE_S and not self.was_proven
+        urgency = Urgency.SUCCESSOR if is_successor else Urgency.PREFETCH
+        urgency = Urgency.WAITING if self.waiting is not None else urgency
+        return PageDemand(self.name, urgency, self.has_served, usage)
+
+
+@dataclass(slots=True, eq=False)
+class ServedAgent:
+    """What this replica keeps of an agent.
+
+    Attributes:
+        newest: its newest committed version; None while it is not served.
+        is_strict: whether its job is strict.
+        is_elsewhere: whether its requests go to other replicas; then its versions are loaded on request only.
+        tenant: of its last request; empty before the first.
+        used_at: when it was last in use.
+        proven, used: its versions that were proven, and that requests have run on, in this incarnation of the engine.
+        called_at: calls of versions that may be past, by caller and version.
+        ended_slot_s: seconds for which its versions had slots until they were free.
+        versions: those that have a slot, or of which something else has to be remembered.
+    """
+
+    ref: AgentRef
+    newest: int | None = None
+    is_strict: bool = False
+    is_elsewhere: bool = False
+    tenant: str = ""
+    used_at: float = -math.inf
+    proven: set[int] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
+    called_at: dict[str, dict[int, float]] = field(default_factory=dict)
+    ended_slot_s: float = 0.0
+    versions: dict[int, Version] = field(default_factory=dict)
+
+    def version(self, adapter: AdapterRef) -> Version:
+        """Return the object of one of its versions."""
+        if (found := self.versions.get(adapter.version)) is None:
+            found = self.versions[adapter.version] = Version(self, adapter)
+        return found
+
+    def serve(self, newest: int | None) -> None:
+        """Set its newest version. None: it is not served any more, and what only its service needs is dropped."""
+        self.newest = newest
+        self.versions = {number: one for number, one in self.versions.items() if one.is_needed}
+        if newest is None:
+            self.tenant = ""
+            self.used_at = -math.inf
+            self.called_at = {}
+            self.restart()
+
+    def note_use(self, at: float) -> None:
+        """Note a request, unless it is not served any more."""
+        if self.newest is not None:
+            self.used_at = max(self.used_at, at)
+
+    def restart(self) -> None:
+        """Forget which of its versions have been in the engine."""
+        self.proven = set()
+        self.used = set()
+
+    def slot_s(self, now: float) -> float:
+        """Return the seconds for which its versions had slots while its job was served."""
+        return self.ended_slot_s + sum(
+            one.slot.charged_s(now) for one in self.versions.values() if one.slot is not None
+        )
+
+    def call(self, version: int, caller: str, num_open: int, now: float) -> None:
+        """Record the call of a version that an open step or evaluation may call again although newer ones were committed.
+
+        These are the versions of agents that play past versions, one for each open step, and the version of an evaluation. The
+        end of a step or evaluation is not known here: a later version of the same caller ends an earlier one, and so does time.
+
+        Args:
+            caller: the agent, or the evaluation.
+            num_open: most versions that it calls at a time.
+        """
+        called_at = self.called_at.setdefault(caller, {})
+        called_at.pop(version, None)
+        called_at[version] = now
+        while len(called_at) > num_open:
+            del called_at[next(iter(called_at))]
+
+    def may_call(self, version: int, now: float) -> bool:
+        """Return whether a version may be called again."""
+        return any(now - called_at.get(version, -math.inf) < CALLED_S for called_at in self.called_at.values())

@@ -1,0 +1,155 @@
+"""Everything that a replica keeps of the jobs that it serves: one object per job, dropped as a whole. The caller passes the clock, in seconds."""
+
+from collections.abc import Collection, Hashable, Iterator
+from dataclasses import dataclass, field
+
+from marlaas_api.messages import Manifest
+from marlaas_api.names import AgentRef, JobRef
+from marlaas_worker.rollout.agent_versions import ServedAgent
+from marlaas_worker.rollout.bounded_cache import BoundedCache, CacheBound
+from marlaas_worker.rollout.conversation import Conversation
+from marlaas_worker.rollout.kv_budget import RecentOutputs
+
+GONE_S = 60.0
+"""A job's totals are reported until its document has been gone for so long, so that others read the last ones."""
+
+
+@dataclass(slots=True)
+class EngineUse:
+    """Generated tokens and engine time since the role's start. num_requests: those that were charged."""
+
+    num_requests: int = 0
+    tokens: int = 0
+    engine_s: float = 0.0
+
+    def add(self, tokens: int, engine_s: float) -> None:
+        """Add the use of a request."""
+        self.num_requests += 1
+        self.tokens += tokens
+        self.engine_s += engine_s
+
+
+@dataclass(slots=True)
+class History:
+    """A cached conversation. has_branches: whether more than one turn continued it."""
+
+    conversation: Conversation
+    has_branches: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Failures of the engine with a prompt.
+
+    since: number of requests that the engine had generated at the first one. last: text of the last one.
+    """
+
+    number: int = 0
+    since: int = 0
+    last: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBounds:
+    """Bounds of the caches of all jobs together."""
+
+    pins: CacheBound = field(default_factory=lambda: CacheBound(16 << 20))
+    """About 40,000 pins, of the groups in progress and of past ones. A pin that is not in memory is read again."""
+    manifests: CacheBound = field(default_factory=lambda: CacheBound(16 << 20))
+    """About 500 manifests with 16 probes of 64 tokens. A manifest that is not in memory is read again."""
+    histories: CacheBound = field(default_factory=lambda: CacheBound(64 << 20))
+    answers: CacheBound = field(default_factory=lambda: CacheBound(64 << 20))
+    failures: CacheBound = field(default_factory=lambda: CacheBound(4 << 20))
+
+
+class ServedJob:
+    """Everything that this replica keeps of a job.
+
+    Attributes:
+        ref: the job.
+        used: of its requests. preempted: the part of generations that were cancelled after a preemption of the job.
+        turn_bytes: bytes that this replica has added to the turns stream.
+        outputs: lengths of its last outputs.
+        pins: versions of groups, by the name under which the agent is pinned, and the group.
+        manifests: of its agents' versions, by sha256.
+        histories: conversations by agent, episode and number of the last turn; no agent continues another agent's.
+        answers: when requests were answered, and with which message, by the key of the request.
+        agents: its agents with their versions in the engine, by name.
+        failures: failures of the engine, by the sha256 of the prompt.
+        is_warned: whether the job has received the warnings about its chat template.
+        gone_at: when its document was first missed; None while it exists.
+    """
+
+    def __init__(self, ref: JobRef, bounds: CacheBounds) -> None:
+        self.ref = ref
+        self.used = EngineUse()
+        self.preempted = EngineUse()
+        self.turn_bytes = 0
+        self.outputs = RecentOutputs()
+        self.pins: BoundedCache[tuple[str, str], int] = BoundedCache(bounds.pins)
+        self.manifests: BoundedCache[str, Manifest] = BoundedCache(bounds.manifests)
+        self.histories: BoundedCache[tuple[str, str, int], History] = BoundedCache(bounds.histories)
+        self.answers: BoundedCache[Hashable, tuple[float, bytes]] = BoundedCache(bounds.answers)
+        self.failures: BoundedCache[bytes, Failures] = BoundedCache(bounds.failures)
+        self.agents: dict[str, ServedAgent] = {}
+        self.is_warned = False
+        self.gone_at: float | None = None
+
+    def slot_s(self, now: float) -> dict[str, float]:
+        """Return the seconds for which the versions of each agent had slots, by name; without those that had none."""
+        totals = ((name, agent.slot_s(now)) for name, agent in self.agents.items())
+        return {name: seconds for name, seconds in totals if seconds}
+
+    def clear_caches(self) -> None:
+        """Give back the bytes of the caches that all jobs share."""
+        for cache in (self.pins, self.manifests, self.histories, self.answers, self.failures):
+            cache.clear()
+
+
+class ServedJobs:
+    """The jobs of which this replica keeps something: those that it serves, and others for `GONE_S` after their document is gone."""
+
+    def __init__(self) -> None:
+        self.bounds = CacheBounds()
+        self._jobs: dict[JobRef, ServedJob] = {}
+
+    def __iter__(self) -> Iterator[ServedJob]:
+        return iter(list(self._jobs.values()))
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def find(self, ref: JobRef) -> ServedJob | None:
+        """Return a job; None if nothing of it is kept."""
+        return self._jobs.get(ref)
+
+    def of(self, ref: JobRef) -> ServedJob:
+        """Return a job that is known to exist; it is created at its first use."""
+        if (found := self._jobs.get(ref)) is None:
+            found = self._jobs[ref] = ServedJob(ref, self.bounds)
+        return found
+
+    def agent(self, ref: AgentRef) -> ServedAgent:
+        """Return an agent of a job that is known to exist."""
+        agents = self.of(ref.job).agents
+        if (found := agents.get(ref.name)) is None:
+            found = agents[ref.name] = ServedAgent(ref)
+        return found
+
+    def agents(self) -> list[ServedAgent]:
+        """Return the agents of all jobs that this replica knows."""
+        return [agent for job in self for agent in job.agents.values()]
+
+    def drop_gone(self, present: Collection[JobRef], now: float) -> list[ServedJob]:
+        """Drop the jobs whose document has been gone for `GONE_S`, and return them. present: jobs that have a document.
+
+        A request that ends late may create a job anew, which is dropped in the same way.
+        """
+        for job in self:
+            gone_at = now if job.gone_at is None else job.gone_at
+            job.gone_at = None if job.ref in present else gone_at
+        gone = [job for job in self if job.gone_at is not None and now - job.gone_at >= GONE_S]
+        for job in gone:
+            del self._jobs[job.ref]
+            job.clear_caches()
+        return gone
