@@ -58,6 +58,14 @@ class JobRef:
 
 
 @dataclass(frozen=True, slots=True, order=True)
+class AgentRef:
+    """Identity of one agent of a job."""
+
+    job: JobRef
+    name: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
 class AdapterRef:
     """Identity of one version of one agent's adapter; version 0 is the initial one."""
 

@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.rl.algorithms import ALGORITHMS
-from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack, padded_tokens
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.rows import Row
-from marlaas_worker.trainer.shared import TrainerDependencies
+from marlaas_worker.trainer.trained_agent import TrainedAgent
 from marlaas_worker.trainer.trajectories import Trajectory
 from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
 
@@ -68,13 +67,12 @@ class Accumulation:
         baselines: what rewards are compared with, if not with those of the group.
     """
 
-    def __init__(self, dependencies: TrainerDependencies, assignment: Assignment) -> None:
-        self.baselines = Baselines(assignment.training.baseline)
-        self._assignment = assignment
-        self._compute, self._account = dependencies.compute, assignment.account
-        self._pairs_per_token = dependencies.model.pairs_per_token
+    def __init__(self, agent: TrainedAgent) -> None:
+        self.baselines = Baselines(agent.assignment.training.baseline)
+        self._agent = agent
+        self._pairs_per_token = agent.shared.model.pairs_per_token
         self._open = _OpenStep()
-        self._set(assignment.training)
+        self._set(agent.assignment.training)
 
     @property
     def num_groups(self) -> int:
@@ -90,11 +88,11 @@ class Accumulation:
         """Use the settings of a step."""
         self._training = training
         self._rule, self._kl = ALGORITHMS[training.algorithm], training.kl
-        self._weighing = weighing(training, self._assignment.document.spec.rollout.max_tokens)
+        self._weighing = weighing(training, self._agent.assignment.document.spec.rollout.max_tokens)
 
     def _begin(self, learner: Learner, step: int) -> None:
         """Use the settings of this step, here and in the learner."""
-        if (training := self._assignment.training_at(step)) != self._training:
+        if (training := self._agent.assignment.training_at(step)) != self._training:
             self._set(training)
         learner.use(training)
 
@@ -200,7 +198,7 @@ class Accumulation:
         now.pending, now.done = [], []
 
     async def _update(self, learner: Learner, step: int) -> None:
-        await self._compute.run(partial(learner.update, step, self.num_groups), self._account)
+        await self._agent.compute(partial(learner.update, step, self.num_groups))
 
     async def _first_backward(self, learner: Learner, batch: Sequence[Row]) -> None:
         proximal = await self._backward(learner, batch)
@@ -216,4 +214,4 @@ class Accumulation:
         return found
 
     async def _run(self, work: Callable[[], T], batch: Sequence[Row]) -> T:
-        return await self._compute.run(work, self._account, padded_tokens(batch))
+        return await self._agent.compute(work, padded_tokens(batch))

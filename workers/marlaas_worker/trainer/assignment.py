@@ -9,12 +9,17 @@ from dataclasses import dataclass, field
 from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
 from marlaas_api.messages.training_settings import TrainingSettings
-from marlaas_worker.trainer.compute_queue import ComputeAccount
+from marlaas_api.names import AgentRef
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment(JobAgent):
     """An agent that a pool's trainers have to train."""
+
+    @property
+    def agent_ref(self) -> AgentRef:
+        """The agent's reference. A later job of the same name has the same policy key, and another reference."""
+        return AgentRef(self.ref, self.agent.name)
 
     @property
     def consumer(self) -> str:
@@ -30,16 +35,6 @@ class Assignment(JobAgent):
         """Return the settings of a step: the agent's, or those of supervised fine-tuning before it."""
         sft = self.document.spec.sft_of(self.agent)
         return sft if sft is not None and step < sft.steps else self.training
-
-    @property
-    def account(self) -> ComputeAccount:
-        """Account to which its computation is charged."""
-        return ComputeAccount(self.document.tenant, self.ref.uid, self.policy_key)
-
-    @property
-    def key_and_uid(self) -> tuple[str, str]:
-        """Policy key and uid of the job: a later job of the same name has the same key."""
-        return self.policy_key, self.ref.uid
 
     def is_as(self, other: "Assignment | None") -> bool:
         """Return whether the other assignment requests the same training.
@@ -109,30 +104,9 @@ class Absences:
         absent = set(holders) - set(live)
         self._since = {holder: self._since.get(holder, now) for holder in absent}
 
-    def forget(self) -> None:
-        """Discard all absences after a failed read, which shows nothing about other trainers."""
-        self._since.clear()
-
     def gone(self, holder: str, now: float) -> bool:
         """Return whether a holder has been absent for the whole grace period."""
         return holder in self._since and now - self._since[holder] >= GRACE_S
-
-
-KEPT_S = 60.0
-"""Seconds for which figures of a job are kept after its document is gone, so that the last report of them is read."""
-
-
-@dataclass(slots=True)
-class Recent:
-    """Names seen at present or until recently, by the observer's clock."""
-
-    _seen: dict[str, float] = field(default_factory=dict)
-
-    def of(self, present: Iterable[str], now: float) -> frozenset[str]:
-        """Record the present names, and return them with those that were present within the last KEPT_S."""
-        self._seen |= dict.fromkeys(present, now)
-        self._seen = {name: at for name, at in self._seen.items() if now - at <= KEPT_S}
-        return frozenset(self._seen)
 
 
 def may_bind(current: PolicyRecord | None, uid: str, name: str, holder_gone: bool) -> bool:

@@ -133,9 +133,9 @@ class PolicyKey:
         for name in await blobs.list(self._assignment.adapter(record.version).blob_prefix):
             if name not in needed:
                 await blobs.delete(name)
-        await self.forget_state(record.version - self._assignment.document.spec.checkpoint.keep)
+        await self.delete_state(record.version - self._assignment.document.spec.checkpoint.keep)
 
-    async def forget_state(self, version: int) -> None:
+    async def delete_state(self, version: int) -> None:
         """Delete a version's training states, including those of failed commits; no later step needs them.
 
         Negative versions: do nothing.

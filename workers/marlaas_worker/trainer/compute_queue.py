@@ -8,11 +8,12 @@ The agent that computed last keeps the turn for up to `quantum_s` while it has m
 instead of alternating with all others. For the queue's bound, the largest cost is then the quantum and one micro-batch.
 """
 
-from collections.abc import Container
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from marlaas_worker.fair_queue import FairQueue, Path, Ticket, check_weight
+from marlaas_worker.fair_queue import FairQueue, Path, Ticket
 
 QUANTUM_S = 0.25
 CREDIT_S = 60.0
@@ -25,13 +26,17 @@ _NEWEST = 0.1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ComputeAccount:
-    """For whom work is done. job: the job's uid. agent: the agent's policy key."""
+    """One agent's account, to which its work is charged."""
 
     tenant: str = ""
     job: str = ""
+    """The job's uid."""
     agent: str = ""
+    """The agent's policy key."""
+    busy_s: float = 0.0
+    """Seconds of its work so far."""
 
     @property
     def path(self) -> Path:
@@ -61,14 +66,14 @@ class ComputeQueue(Generic[T]):
         self._resident, self._resident_s = "", 0.0
         self._per_token, self._per_work = _Estimate(1e-4), _Estimate(1e-2)
 
-    def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight for later work; without one it is 1. Raises ValueError unless positive and finite."""
-        check_weight(tenant, weight)
-        self._weights[tenant] = weight
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of all tenants for later work; a tenant without one has 1. An active one keeps its weight until it is idle.
 
-    def keep_weights(self, tenants: Container[str]) -> None:
-        """Drop the weights of all other tenants. An active one keeps its weight until it is idle."""
-        self._weights = {tenant: weight for tenant, weight in self._weights.items() if tenant in tenants}
+        Of a weight that is not positive and finite, the last valid one stays.
+        """
+        valid = {tenant: weight for tenant, weight in weights.items() if weight > 0 and math.isfinite(weight)}
+        known = self._weights | valid
+        self._weights = {tenant: known[tenant] for tenant in weights if tenant in known}
 
     def usage(self, tenant: str) -> float:
         """Return a tenant's seconds divided by its weight, as far as the queue remembers them."""

@@ -131,7 +131,7 @@ class Learner:
         self._optimizer.state.clear()
         kl = self._own.kl
         if kl.reference.path is None or not kl.coefficient:
-            self._keep_initial(self._adapter.tensors())
+            self._set_initial(self._adapter.tensors())
 
     def begin(self) -> tuple[str, ...]:
         """Load the weights of version 0: the zero adapter, or the adapter of initFrom.
@@ -145,18 +145,18 @@ class Learner:
         if given is not None:
             self._adapter.load(self._read("initFrom", given, remarks))
         if reference is not None and agent.trainable and self._training.kl.coefficient > 0:
-            self._keep_initial(self._read("kl.reference", reference, remarks))
+            self._set_initial(self._read("kl.reference", reference, remarks))
         elif given is not None:
-            self._keep_initial(self._adapter.tensors())
+            self._set_initial(self._adapter.tensors())
         return tuple(remarks)
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
         """Load a version's weights and training state; a step that has begun is dropped. Raises WeightsMismatch, StateInvalid."""
-        self._forget_step()
+        self._drop_step()
         self._has_moved = False
         self._optimizer.state.clear()
         self._adapter.load(weights)
-        self._keep_initial(dict(state.initial))
+        self._set_initial(dict(state.initial))
         self.token_budget = state.token_budget or self._training.microbatch_tokens
         self._num_skipped = state.num_skipped
         if not state.num_updates:
@@ -283,7 +283,7 @@ class Learner:
         if not sums.denominator:
             return
         if self._is_first_needed and not self._has_moved:
-            self._keep_first()
+            self._copy_first()
         self._adapter.collect_gradients()
         rate, views = self._rate(number), self._adapter.parameters.values()
         with deterministic(self._training.is_deterministic):
@@ -320,7 +320,7 @@ class Learner:
             metrics["grad_norm"] = math.fsum(norms) / max(1, len(norms))
         metrics |= {"microbatch_tokens": float(self.token_budget), "updates": float(len(self._norms))}
         metrics["skipped_update"] = float(len(self._norms) - len(norms))
-        self._forget_step()
+        self._drop_step()
         self._has_moved = False
         if self._is_before and number == training.steps - 1:
             self._end_sft()
@@ -378,7 +378,7 @@ class Learner:
             remarks.append(f"{field} {path}: {remark}")
         return {name: tensor.float() for name, tensor in tensors.items()}
 
-    def _keep_initial(self, weights: dict[str, Tensor]) -> None:
+    def _set_initial(self, weights: dict[str, Tensor]) -> None:
         """Keep a fixed KL reference, which becomes part of every state.
 
         The zero adapter equals the base model without adapter, so it needs no reference adapter.
@@ -406,11 +406,11 @@ class Learner:
             log.warning("%s: %s", self._assignment.policy_key, text)
         else:
             return True
-        self._forget_step()  # after the except clause, whose error object keeps the failed pass alive
+        self._drop_step()  # after the except clause, whose error object keeps the failed pass alive
         self._model.free_memory()
         return False
 
-    def _forget_step(self) -> None:
+    def _drop_step(self) -> None:
         self._adapter.drop_gradients()
         self._sums, self._work = LossSums(), Counter[str]()
         self._updated, self._norms = LossSums(), []
@@ -419,7 +419,7 @@ class Learner:
     def _is_first_needed(self) -> bool:
         return self._loss.is_proximal and self._training.has_several_updates
 
-    def _keep_first(self) -> None:
+    def _copy_first(self) -> None:
         """Copy the parameters of the step's beginning, under which its later micro-batches are scored."""
         if self._first is None:
             spec = self._assignment.agent.adapter

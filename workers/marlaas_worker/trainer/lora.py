@@ -68,7 +68,7 @@ class ActiveAdapter:
         self._copied: tuple[AttachedAdapter, int, torch.dtype] | None = None
         self._copies: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def forget(self, adapter: "AttachedAdapter") -> None:
+    def detach(self, adapter: "AttachedAdapter") -> None:
         """Free the copy of an adapter, which is then not the active one."""
         if self.adapter is adapter:
             self.adapter = None

@@ -137,9 +137,9 @@ class BaseModel:
         return adapter
 
     def detach(self, adapter: AttachedAdapter) -> None:
-        """Forget an adapter, so that its memory is freed with the caller's last reference; do nothing if it is already forgotten."""
+        """Detach an adapter, so that its memory is freed with the caller's last reference. May be repeated."""
         self._attached.pop(adapter.name, None)
-        self._active.forget(adapter)
+        self._active.detach(adapter)
 
     def free_memory(self) -> None:
         """Free memory that a failed computation still holds on the device."""

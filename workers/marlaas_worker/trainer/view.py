@@ -9,6 +9,7 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
+from marlaas_api.names import AgentRef, JobRef
 from marlaas_worker.placement import AgentLoad, place, rank
 from marlaas_worker.trainer.assignment import Assignment, assignments, ended_assignments
 from marlaas_worker.trainer.recent_work import Work, recent_costs
@@ -30,7 +31,7 @@ class View:
     """The state on which a trainer decides.
 
     wanted, ended, known: by policy key; `ended` are the agents of jobs that have ended. live: names of this pool's trainers with a live report. refused: by trainer, the
-    policy keys of agents that it does not train at present. jobs: keys and uids of all jobs with a document. work: the recent work
+    policy keys of agents that it does not train at present. jobs: all jobs with a document. work: the recent work
     that each trainer reports.
     """
 
@@ -39,7 +40,7 @@ class View:
     known: dict[str, PolicyEntry]
     live: frozenset[str]
     refused: dict[str, frozenset[str]]
-    jobs: frozenset[str]
+    jobs: frozenset[JobRef]
     work: tuple[Work, ...] = ()
 
     @property
@@ -49,7 +50,7 @@ class View:
         return {record.holder for record in records if record is not None and record.holder}
 
     def left_behind(
-        self, trainer: str, running: Container[str], is_gone: Callable[[str], bool], cleaned: Container[tuple[str, str]]
+        self, trainer: str, running: Container[str], is_gone: Callable[[str], bool], cleaned: Container[AgentRef]
     ) -> list[Assignment]:
         """Return the agents whose job has ended and whose lease, consumer or unreferenced blobs may remain.
 
@@ -58,7 +59,7 @@ class View:
         Args:
             trainer: counts as killed for all agents but those in `running`: its present process did not bind the others.
             running: policy keys.
-            cleaned: keys and uids of ended agents whose consumer this trainer has deleted.
+            cleaned: ended agents whose consumer this trainer has deleted.
         """
         found = []
         for key, assignment in self.ended.items():
@@ -66,7 +67,7 @@ class View:
             if key in running or record is None or record.uid != assignment.ref.uid:
                 continue
             holder = record.holder or max(self.live | {trainer}, key=lambda name: rank(key, name))
-            is_clean = not record.holder and assignment.key_and_uid in cleaned
+            is_clean = not record.holder and assignment.agent_ref in cleaned
             if not is_clean and (holder == trainer or is_gone(holder)):
                 found.append(assignment)
         return found
@@ -156,7 +157,7 @@ class TrainerCaches:
         reports = {key.removeprefix(self._prefix): report for key, report, _ in sorted(self._trainers.items())}
         refused = {name: frozenset(report.refused) for name, report in reports.items()}
         work = tuple(report.agent_work for report in reports.values())
-        jobs = frozenset(name for document in documents for name in (document.ref.key, document.uid))
+        jobs = frozenset(document.ref for document in documents)
         return View(wanted, ended, known, live, refused, jobs, work)
 
     def policy(self, key: str) -> PolicyEntry | None:
