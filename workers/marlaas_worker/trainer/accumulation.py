@@ -44,20 +44,22 @@ class _Done:
 
 @dataclass(slots=True, eq=False)
 class _OpenStep:
-    """A step that has begun.
-
-    held: groups whose rewards are not compared yet. pending: rows of no full micro-batch. num_groups: of the update that has begun; done:
-    its micro-batches, and updates: number of groups and micro-batches of those before it, which further epochs repeat. staleness: number
-    of tokens by how many versions they are behind.
-    """
+    """A step that has begun, and the update of it that has begun."""
 
     held: list[list[Trajectory]] = field(default_factory=list)
+    """Groups whose rewards are not compared yet."""
     pending: list[Row] = field(default_factory=list)
+    """Rows of no full micro-batch."""
     num_groups: int = 0
+    """Number of groups of the update."""
     done: list[_Done] = field(default_factory=list)
+    """Micro-batches of the update."""
     updates: list[tuple[int, list[_Done]]] = field(default_factory=list)
+    """Number of groups and micro-batches of the updates before it, which further epochs repeat."""
     num_filtered: int = 0
+    """Number of trajectories that `training.overlong.filter` leaves out."""
     staleness: Counter[int] = field(default_factory=Counter)
+    """Number of tokens by how many versions they are behind."""
 
 
 class Accumulation:
@@ -87,7 +89,8 @@ class Accumulation:
     def _set(self, training: TrainingSettings) -> None:
         """Use the settings of a step."""
         self._training = training
-        self._rule, self._kl = ALGORITHMS[training.algorithm], training.kl
+        self._rule = ALGORITHMS[training.algorithm]
+        self._kl = training.kl
         self._weighing = weighing(training, self._agent.assignment.document.spec.rollout.max_tokens)
 
     def _begin(self, learner: Learner, step: int) -> None:
@@ -126,7 +129,7 @@ class Accumulation:
         for member in filter(self._weighing.trains, () if self._is_demonstrated else members):
             for sampled_by, length in member.trained_turns:
                 self._open.staleness[version - sampled_by] += length
-        self.baselines.note({} if self._is_demonstrated else self._weighing.rewards(members))
+        self.baselines.add({} if self._is_demonstrated else self._weighing.rewards(members))
         self._open.held.append(members)
         if self._rule.over == "group":
             await self._learn(learner, step)

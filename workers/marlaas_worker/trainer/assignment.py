@@ -3,7 +3,7 @@
 `commit.PolicyKey.bind` writes the lease.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api import subjects
@@ -55,29 +55,29 @@ class Assignment(JobAgent):
 
 def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str) -> dict[str, Assignment]:
     """Return the agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
-    return _of(pool, (one for one in documents if _is_admitted(one, progress.get(one.ref.key))))
+    return _of(pool, documents, progress, lambda known: known.admitted and not known.phase.final)
 
 
 def ended_assignments(
     documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str
 ) -> dict[str, Assignment]:
     """Return the agents of ended jobs on this pool, by policy key; those of jobs that are being deleted are left out."""
-    return _of(pool, (one for one in documents if _has_ended(one, progress.get(one.ref.key))))
+    return _of(pool, documents, progress, lambda known: known.phase.final)
 
 
-def _of(pool: str, documents: Iterable[JobDocument]) -> dict[str, Assignment]:
-    found = [Assignment(document, one.agent) for document in documents for one in agents_on(pool, document)]
-    return {assignment.policy_key: assignment for assignment in found}
-
-
-def _is_admitted(document: JobDocument, progress: Progress | None) -> bool:
-    if progress is None or progress.uid != document.uid or document.deleted:
-        return False
-    return progress.admitted and not progress.phase.final
-
-
-def _has_ended(document: JobDocument, progress: Progress | None) -> bool:
-    return progress is not None and progress.uid == document.uid and not document.deleted and progress.phase.final
+def _of(
+    pool: str,
+    documents: Iterable[JobDocument],
+    progress: Mapping[str, Progress],
+    is_chosen: Callable[[Progress], bool],
+) -> dict[str, Assignment]:
+    found: dict[str, Assignment] = {}
+    for document in documents:
+        known = progress.get(document.ref.key)
+        if known is not None and known.uid == document.uid and not document.deleted and is_chosen(known):
+            made = (Assignment(document, one.agent) for one in agents_on(pool, document))
+            found |= {assignment.policy_key: assignment for assignment in made}
+    return found
 
 
 GRACE_S = 6.0

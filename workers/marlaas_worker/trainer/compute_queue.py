@@ -63,8 +63,11 @@ class ComputeQueue(Generic[T]):
         self._weights: dict[str, float] = {}
         self._by_agent: dict[str, list[Ticket[tuple[ComputeAccount, int, T]]]] = {}
         self._holding: set[ComputeAccount] = set()
-        self._resident, self._resident_s = "", 0.0
-        self._per_token, self._per_work = _Estimate(1e-4), _Estimate(1e-2)
+        self._resident = ""
+        """The agent that has the turn, by policy key."""
+        self._resident_s = 0.0
+        self._per_token = _Estimate(1e-4)
+        self._per_work = _Estimate(1e-2)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
         """Set the weights of all tenants for later work; a tenant without one has 1. An active one keeps its weight until it is idle.

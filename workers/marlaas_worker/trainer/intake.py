@@ -8,7 +8,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery, Stored
@@ -124,7 +124,8 @@ class StepInbox:
 
     def commit(self, step: int, version: int) -> None:
         """Record that the step is committed, and drop its messages. version: after it; the same as before if it trained no token."""
-        self.committed_step, self.version = step, version
+        self.committed_step = step
+        self.version = version
         self._steps = {number: value for number, value in self._steps.items() if number > step}
 
     def consumed(self) -> tuple[str, ...]:
@@ -213,13 +214,14 @@ class Intake:
             await self._renew()
 
     async def _consumer(self) -> Consumer:
-        spec, training = self._assignment.document.spec, self._assignment.document.spec.training
+        spec = self._assignment.document.spec
+        most_groups = max(spec.training.groups_per_step, spec.rows_per_step)
         return await self._context.bus.consumer(
             subjects.GROUPS,
             self._assignment.consumer,
             self._assignment.groups,
             ack_wait_s=ACK_WAIT_S,
-            max_pending=1000 + 4 * (training.max_staleness + 2) * max(training.groups_per_step, spec.rows_per_step),
+            max_pending=1000 + 4 * (spec.training.max_staleness + 2) * most_groups,
         )
 
     async def _take(self, stored: Stored) -> GroupReady | StepClosed | None:
@@ -232,7 +234,9 @@ class Intake:
         message = await wire.unpack(stored.data, self._context.blobs, where)
         if not isinstance(message, GroupLogEntry):
             raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(message).__name__}")
-        if message.uid != self._assignment.ref.uid or not _is_trained(message):
+        if message.uid != self._assignment.ref.uid or not isinstance(message, GroupReady | StepClosed):
+            return None
+        if isinstance(message, StepClosed) and message.num_groups == 0:
             return None
         self._inbox.add(message)
         self._changed.set()
@@ -249,7 +253,3 @@ class Intake:
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         return await patiently(call, self._assignment.groups, self._timing.retry_s)
-
-
-def _is_trained(message: GroupLogEntry) -> TypeGuard[GroupReady | StepClosed]:
-    return isinstance(message, GroupReady) or (isinstance(message, StepClosed) and message.num_groups > 0)

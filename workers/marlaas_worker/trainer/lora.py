@@ -135,7 +135,8 @@ def _forward(layer: Any, name: str, active: ActiveAdapter, hidden: Tensor) -> Te
     matrices = None if adapter is None else adapter.layers.get(name)
     if adapter is None or matrices is None:
         return _bare(layer, hidden)
-    is_half, made = layer.weight.dtype in HALF, getattr(hidden, "made", None)
+    is_half = layer.weight.dtype in HALF
+    made = getattr(hidden, "made", None)
     kind: Any = _HalfLinear if is_half else _AdaptedLinear
     held = active.held(name, layer.weight) if is_half else None
     result: Tensor = kind.apply(hidden, layer.weight, layer.bias, *matrices, adapter.config.scaling, held, made)
@@ -181,10 +182,12 @@ class _HalfLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         hidden, weight, bias, _, _, scaling, held, made = inputs
-        working, dtype = working_dtype(weight), weight.dtype
+        working = working_dtype(weight)
+        dtype = weight.dtype
         flat = hidden.reshape(-1, hidden.shape[-1]).to(working)
         offset = None if bias is None else bias.to(working)
-        result, low = nn.functional.linear(flat, weight.to(working), offset).to(dtype), None
+        result = nn.functional.linear(flat, weight.to(working), offset).to(dtype)
+        low = None
         if held is not None:
             low = (flat @ held[0].T).to(dtype)
             result += (low.to(working) @ held[1].T).to(dtype)

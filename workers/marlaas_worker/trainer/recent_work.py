@@ -48,7 +48,8 @@ def recent_costs(agents: Collection[str], reported: Iterable[Work]) -> dict[str,
     Args:
         reported: the work that each trainer reports.
     """
-    busy, bound = dict.fromkeys(agents, 0.0), dict.fromkeys(agents, 0.0)
+    busy = dict.fromkeys(agents, 0.0)
+    bound = dict.fromkeys(agents, 0.0)
     for work in reported:
         for key in busy.keys() & work.keys():
             busy[key] += work[key][0]

@@ -167,7 +167,7 @@ class Trainer:
         # than necessary would leave if those that leave already were not counted as gone.
         leaving = {key for key, agent in self._running.items() if agent.is_leaving}
         mine = view.placed_on(self._context.name, self._refused | leaving)
-        self._compare(view, mine)
+        self._apply(view, mine)
         for key in mine - self._running.keys():
             assignment, known = view.wanted[key], view.known.get(key)
             if self._may_train(assignment, known.record if known else None):
@@ -185,8 +185,8 @@ class Trainer:
             elif agent.is_idle and now - agent.seen_at > KEPT_S:
                 del self._agents[ref]
 
-    def _compare(self, view: View, mine: Collection[str]) -> None:
-        """End the tasks of agents that are no longer wanted, whose job changed, or whose lease is lost.
+    def _apply(self, view: View, mine: Collection[str]) -> None:
+        """Apply a view: end the tasks of agents that are no longer wanted, whose job changed, or whose lease is lost.
 
         Agents that are placed on another trainer leave at their next step boundary.
         """
@@ -221,8 +221,7 @@ class Trainer:
         try:
             if record is None:
                 return
-            bucket = await self._context.bus.bucket(subjects.POLICY)
-            policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
+            policy = await self._policy(assignment)
             if is_over:
                 async with self._cleanups:
                     await policy.tidy(record)
@@ -236,6 +235,10 @@ class Trainer:
             await wait_for(self._context.stop, pause_s)
         finally:
             agent.is_cleaning = False
+
+    async def _policy(self, assignment: Assignment) -> PolicyKey:
+        bucket = await self._context.bus.bucket(subjects.POLICY)
+        return PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
         if assignment.is_complete(record):
@@ -273,8 +276,7 @@ class Trainer:
 
     async def _bind_and_train(self, agent: TrainedAgent, current: PolicyEntry | None) -> None:
         key = agent.assignment.policy_key
-        bucket = await self._context.bus.bucket(subjects.POLICY)
-        policy = PolicyKey(self._context, bucket, agent.assignment, self._timing.retry_s)
+        policy = await self._policy(agent.assignment)
         agent.binding = binding = Binding(await policy.bind(current))
         try:
             await AgentTrainer(agent, binding, policy).run()

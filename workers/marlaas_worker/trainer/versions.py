@@ -1,7 +1,7 @@
 """Versions of an agent: read from the blob store, cached in host memory, and built from a learner."""
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -90,11 +90,8 @@ class CachedVersion:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self._tensors())
-
-    def _tensors(self) -> Iterator[Tensor]:
-        for tensors in (self.weights, self.state.first_moments, self.state.second_moments, self.state.initial):
-            yield from tensors.values()
+        parts = (self.weights, self.state.first_moments, self.state.second_moments, self.state.initial)
+        return sum(tensor.nbytes for part in parts for tensor in part.values())
 
 
 class VersionCache:
@@ -153,15 +150,13 @@ def take_snapshot(learner: Learner, calibration: Calibration, result: StepResult
 
 def contents_of(snapshot: Snapshot, calibration: Calibration, result: StepResult) -> VersionContents:
     """Serialise a version. It runs beside the compute thread, where other agents have their turns meanwhile."""
-    weights, config = snapshot.weights, snapshot.config
     return VersionContents(
         result=result,
-        rank=config.rank,
-        files=write_adapter(weights, config),
+        rank=snapshot.config.rank,
+        files=write_adapter(snapshot.weights, snapshot.config),
         state=write_state(snapshot.state),
-        digests=tensor_digests(weights, config.scaling),
+        digests=tensor_digests(snapshot.weights, snapshot.config.scaling),
         probes=snapshot.probes,
-        probe_tolerance=max(
-            calibration.tolerance, tolerance_of(snapshot.noise)
-        ),  # rounding noise is larger under some adapters
+        # Rounding noise is larger under some adapters.
+        probe_tolerance=max(calibration.tolerance, tolerance_of(snapshot.noise)),
     )

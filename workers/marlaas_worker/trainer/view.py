@@ -20,28 +20,32 @@ MAX_AGE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """An agent's policy key: its entry, for a compare-and-set, without data that were parsed; and the parsed record, None if the key is deleted or unreadable."""
+    """An agent's policy key."""
 
     entry: Entry
+    """For a compare-and-set; without data that were parsed."""
     record: PolicyRecord | None
+    """The parsed record; None if the key is deleted or unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state on which a trainer decides.
-
-    wanted, ended, known: by policy key; `ended` are the agents of jobs that have ended. live: names of this pool's trainers with a live report. refused: by trainer, the
-    policy keys of agents that it does not train at present. jobs: all jobs with a document. work: the recent work
-    that each trainer reports.
-    """
+    """The state on which a trainer decides."""
 
     wanted: dict[str, Assignment]
+    """Agents of admitted, unfinished jobs, by policy key."""
     ended: dict[str, Assignment]
+    """Agents of jobs that have ended, by policy key."""
     known: dict[str, PolicyEntry]
+    """Policy keys of the whole bucket."""
     live: frozenset[str]
+    """Names of this pool's trainers with a live report."""
     refused: dict[str, frozenset[str]]
+    """By trainer, the policy keys of agents that it does not train at present."""
     jobs: frozenset[JobRef]
+    """All jobs with a document."""
     work: tuple[Work, ...] = ()
+    """The recent work that each trainer reports."""
 
     @property
     def holders(self) -> set[str]:
