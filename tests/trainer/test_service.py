@@ -329,6 +329,7 @@ async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_doe
 async def test_what_is_kept_of_an_agent_is_dropped_a_minute_after_its_jobs_document(harness):
     document = job()
     async with harness.training(document), asyncio.timeout(WITHIN_S):
+        await harness.report(lambda report: bool(report.agent_work))
         await (await harness.bus.bucket(subjects.JOBS)).delete(document.ref.key)
         found = await harness.report(lambda report: not report.bound)
         assert (document.uid in found.job_engine_s, list(found.agent_work)) == (True, [harness.policy_key(document)])

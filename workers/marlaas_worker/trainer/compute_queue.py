@@ -1,8 +1,8 @@
 """Order in which agents' work goes to the compute thread: a fair queue of seconds. Pure; uses no clock.
 
 Tenants share the thread by weight, a tenant's jobs share its part, and a job's agents share the job's (`fair_queue`). Work
-is charged by its tokens and the recent seconds per token, and corrected by its real time. An agent with groups that are not committed yet counts as
-an open episode, so that waiting for the rest of a step does not erase its credit.
+is charged by its tokens and the recent seconds per token, and corrected by its real time. An agent with groups that are not
+committed yet counts as an open episode, so that waiting for the rest of a step does not erase its credit.
 
 The agent that computed last keeps the turn for up to `quantum_s` while it has more work, so that it finishes its step
 instead of alternating with all others. For the queue's bound, the largest cost is then the quantum and one micro-batch.
@@ -70,9 +70,9 @@ class ComputeQueue(Generic[T]):
         self._per_work = _Estimate(1e-2)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of all tenants for later work; a tenant without one has 1. An active one keeps its weight until it is idle.
+        """Set the weights of all tenants for later work; a tenant without one has 1, once it is idle.
 
-        Of a weight that is not positive and finite, the last valid one stays.
+        Instead of a weight that is not positive and finite, the last valid one stays.
         """
         valid = {tenant: weight for tenant, weight in weights.items() if weight > 0 and math.isfinite(weight)}
         known = self._weights | valid

@@ -15,9 +15,9 @@ output, the input times A, that times B, and the sum. Gradients pass through the
 float32. PEFT would add the adapter's output in float32, which no engine does. These values are computed once for each
 version of the weights, in a buffer for all layers (`ActiveAdapter`).
 
-Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU without such instructions
-multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module multiplies in float32 and then rounds: the
-same result, except for the order of summation.
+Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU
+without such instructions multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module
+multiplies in float32 and then rounds: the same result, except for the order of summation.
 """
 
 import math

@@ -1,8 +1,9 @@
 """Device memory of micro-batches: gradient checkpointing where activations would not fit, and the budget after a failure.
 
 A micro-batch whose activations would not fit keeps only each layer's input. The backward pass recomputes the layer by
-the same kernels on the same numbers (there is no dropout), so the results are bitwise equal if the kernels are deterministic. It takes about half more
-time than forward and backward otherwise take. The memory per token is measured, not estimated from the architecture.
+the same kernels on the same numbers (there is no dropout), so the results are bitwise equal if the kernels are
+deterministic. It takes about half more time than forward and backward otherwise take. The memory per token is measured,
+not estimated from the architecture.
 
 The packing of rows decides the order in which gradients are summed, and in 16 bits another packing moves gradients by
 up to several percent. So micro-batches are cut by the step's content and token budget alone, never by free memory. The

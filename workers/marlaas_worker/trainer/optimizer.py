@@ -19,7 +19,7 @@ from marlaas_api.messages.training_settings import OptimizerSettings
 from marlaas_worker.tensor_file import write_tensors
 
 MAX_SKIPPED = 3
-"""Number of consecutive steps without a finite gradient at which the agent fails: a single one is skipped, this many mean that training diverges."""
+"""Consecutive steps without a finite gradient at which the agent fails: one is skipped, this many mean that training diverges."""
 
 
 class GradientInvalid(Permanent):

@@ -181,8 +181,8 @@ def segments_of(
 
     Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
     own segment. A path within another one gives no segment of its own.
-    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt that did not fit the
-    context window was never run: its segment has no tokens and is dropped.
+    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt
+    that did not fit the context window was never run: its segment has no tokens and is dropped.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
     paths = {leaf: _path_to(turns, leaf) for leaf in sorted({*leaves, *left})}
