@@ -34,7 +34,7 @@ from marlaas_worker.trainer.compute import NOBODY, Compute
 from marlaas_worker.trainer.compute_queue import ComputeAccount
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.service import Trainer
-from marlaas_worker.trainer.shared import Timing, TrainerDependencies
+from marlaas_worker.trainer.trained_agent import Timing, TrainerDependencies
 
 MAX_SEQS, MAX_MODEL_LEN = 32, 256
 KV_TOKENS = 1 << 16

@@ -18,7 +18,7 @@ from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.trainer import service
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.shared import Timing
+from marlaas_worker.trainer.trained_agent import Timing
 from marlaas_worker.trainer.trajectories import Expectation, read_group
 from marlaas_worker.trainer.weighing import weighing
 

@@ -118,8 +118,7 @@ def test_the_agent_that_computed_last_keeps_the_turn_for_a_quantum(quantum_s, ex
 @pytest.mark.parametrize("seed", range(5))
 def test_two_tenants_get_seconds_by_weight_within_the_bound(seed):
     queue: ComputeQueue[str] = ComputeQueue(QUANTUM_S)
-    queue.set_weight("light", 1.0)
-    queue.set_weight("heavy", 3.0)
+    queue.set_weights({"light": 1.0, "heavy": 3.0})
     served = serve([agent("one", "light"), agent("two", "heavy")], 60.0, queue, seed)
     largest = QUANTUM_S + 2 * STEP_S  # a quantum and the micro-batch that exceeds it, and the error of one estimate
     assert abs(served["light"] / 1.0 - served["heavy"] / 3.0) <= largest * (1.0 + 1 / 3.0)

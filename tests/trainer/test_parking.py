@@ -28,7 +28,7 @@ from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.residence import Residence
 from marlaas_worker.trainer.room import QUANTUM_S, AgentRoom, Pause
-from marlaas_worker.trainer.version_cache import CachedVersion, VersionCache
+from marlaas_worker.trainer.versions import CachedVersion, VersionCache
 
 
 def parked(harness, name="trainer-0"):
@@ -180,22 +180,22 @@ def held(name, num=1):
 
 
 def kept(cache, names):
-    return "".join(name for name in names if cache.find(name, version_ref(name)))
+    return "".join(name for name in names if cache.get(name, version_ref(name)))
 
 
 def test_versions_are_kept_within_the_bound_and_the_least_recently_used_one_is_dropped_first():
     cache = VersionCache(48)
     for name in "abc":
-        cache.keep(name, held(name))
+        cache.put(name, held(name))
     assert kept(cache, "a") == "a"
-    cache.keep("d", held("d"))
+    cache.put("d", held("d"))
     assert kept(cache, "abcd") == "acd"
-    assert cache.find("a", version_ref("c")) is None, "the very version that is asked for"
-    cache.keep("e", held("e", 2))
+    assert cache.get("a", version_ref("c")) is None, "the very version that is asked for"
+    cache.put("e", held("e", 2))
     assert kept(cache, "acde") == "de"
-    cache.keep("d", held("large", 4))
-    assert cache.find("d", version_ref("d")) is cache.find("d", version_ref("large")) is None
-    cache.keep("f", held("f"))
+    cache.put("d", held("large", 4))
+    assert cache.get("d", version_ref("d")) is cache.get("d", version_ref("large")) is None
+    cache.put("f", held("f"))
     assert kept(cache, "ef") == "ef", "the dropped bytes are free again"
 
 

@@ -24,6 +24,7 @@ from marlaas_worker.trainer.intake import StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.rows import chain
+from marlaas_worker.trainer.trained_agent import KEPT_S
 
 
 async def test_a_job_is_trained_step_by_step_and_its_logprobs_are_the_samplers(harness):
@@ -329,6 +330,20 @@ async def test_a_job_that_is_over_leaves_no_consumer_and_one_that_is_drained_doe
         await harness.admit(last := job("last"))
         await harness.play(last, 1)
         assert list(consumers) == ["team-a_last_policy_trainer"], "that of the drained one is deleted now"
+
+
+async def test_what_is_kept_of_an_agent_is_dropped_a_minute_after_its_jobs_document(harness):
+    document = job()
+    async with harness.training(document), asyncio.timeout(WITHIN_S):
+        await harness.report(lambda report: bool(report.agent_work))
+        await (await harness.bus.bucket(subjects.JOBS)).delete(document.ref.key)
+        found = await harness.report(lambda report: not report.bound)
+        assert (document.uid in found.job_engine_s, list(found.agent_work)) == (True, [harness.policy_key(document)])
+        harness.clock.at += KEPT_S + 1
+        found = await harness.report(lambda report: document.uid not in report.job_engine_s)
+        assert found.agent_work == {}
+        await harness.admit(document)
+        await harness.play(document, 1)
 
 
 async def test_a_step_whose_messages_are_lost_with_the_connection_is_read_from_the_log(harness, monkeypatch):

@@ -244,7 +244,7 @@ RUNNING = BaselineSettings(type="running-mean", decay=0.75)
 def steps_of(baselines, *steps: dict[str, list[float]]):
     found = []
     for rewards in steps:
-        baselines.note(rewards)
+        baselines.add(rewards)
         found.append(baselines.finish_step())
     return found
 
@@ -260,15 +260,15 @@ def test_each_player_has_its_own_baseline_which_a_restart_takes_from_the_metrics
     (metrics,) = steps_of(first, {"": [1.0], "second": [3.0]})
     again = Baselines(RUNNING)
     again.restore({"loss": 1.0, **metrics})
-    again.note({"": [99.0]})
+    again.add({"": [99.0]})
     again.rewind()
     assert again.values == first.values == {"": 1.0, "second": 3.0}
     assert steps_of(again, {"": [0.0]}) == steps_of(first, {"": [0.0]})
     baselines = Baselines(RUNNING)
-    baselines.note({"": [1.0], ("", "episode", 0): [5.0, 6.0]})
+    baselines.add({"": [1.0], ("", "episode", 0): [5.0, 6.0]})
     assert baselines.finish_step() == {"baseline": 1.0}
     plain = Baselines(BaselineSettings())
-    plain.note({"": [1.0]})
+    plain.add({"": [1.0]})
     assert plain.finish_step() == {}
     assert not plain._step, "rewards of a job without baselines are not kept"
     plain.restore({"baseline": 1.0})

@@ -16,11 +16,10 @@ import numpy.typing as npt
 
 from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.rl.algorithms import ALGORITHMS
-from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.batching import pack, padded_tokens
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.rows import Row
-from marlaas_worker.trainer.shared import TrainerDependencies
+from marlaas_worker.trainer.trained_agent import TrainedAgent
 from marlaas_worker.trainer.trajectories import Trajectory
 from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
 
@@ -45,20 +44,22 @@ class _Done:
 
 @dataclass(slots=True, eq=False)
 class _OpenStep:
-    """A step that has begun.
-
-    held: groups whose rewards are not compared yet. pending: rows of no full micro-batch. num_groups: of the update that has begun; done:
-    its micro-batches, and updates: number of groups and micro-batches of those before it, which further epochs repeat. staleness: number
-    of tokens by how many versions they are behind.
-    """
+    """A step that has begun, and the update of it that has begun."""
 
     held: list[list[Trajectory]] = field(default_factory=list)
+    """Groups whose rewards are not compared yet."""
     pending: list[Row] = field(default_factory=list)
+    """Rows of no full micro-batch."""
     num_groups: int = 0
+    """Number of groups of the update."""
     done: list[_Done] = field(default_factory=list)
+    """Micro-batches of the update."""
     updates: list[tuple[int, list[_Done]]] = field(default_factory=list)
+    """Number of groups and micro-batches of the updates before it, which further epochs repeat."""
     num_filtered: int = 0
+    """Number of trajectories that `training.overlong.filter` leaves out."""
     staleness: Counter[int] = field(default_factory=Counter)
+    """Number of tokens by how many versions they are behind."""
 
 
 class Accumulation:
@@ -68,13 +69,12 @@ class Accumulation:
         baselines: what rewards are compared with, if not with those of the group.
     """
 
-    def __init__(self, dependencies: TrainerDependencies, assignment: Assignment) -> None:
-        self.baselines = Baselines(assignment.training.baseline)
-        self._assignment = assignment
-        self._compute, self._account = dependencies.compute, assignment.account
-        self._pairs_per_token = dependencies.model.pairs_per_token
+    def __init__(self, agent: TrainedAgent) -> None:
+        self.baselines = Baselines(agent.assignment.training.baseline)
+        self._agent = agent
+        self._pairs_per_token = agent.shared.model.pairs_per_token
         self._open = _OpenStep()
-        self._set(assignment.training)
+        self._set(agent.assignment.training)
 
     @property
     def num_groups(self) -> int:
@@ -89,12 +89,13 @@ class Accumulation:
     def _set(self, training: TrainingSettings) -> None:
         """Use the settings of a step."""
         self._training = training
-        self._rule, self._kl = ALGORITHMS[training.algorithm], training.kl
-        self._weighing = weighing(training, self._assignment.document.spec.rollout.max_tokens)
+        self._rule = ALGORITHMS[training.algorithm]
+        self._kl = training.kl
+        self._weighing = weighing(training, self._agent.assignment.document.spec.rollout.max_tokens)
 
     def _begin(self, learner: Learner, step: int) -> None:
         """Use the settings of this step, here and in the learner."""
-        if (training := self._assignment.training_at(step)) != self._training:
+        if (training := self._agent.assignment.training_at(step)) != self._training:
             self._set(training)
         learner.use(training)
 
@@ -128,7 +129,7 @@ class Accumulation:
         for member in filter(self._weighing.trains, () if self._is_demonstrated else members):
             for sampled_by, length in member.trained_turns:
                 self._open.staleness[version - sampled_by] += length
-        self.baselines.note({} if self._is_demonstrated else self._weighing.rewards(members))
+        self.baselines.add({} if self._is_demonstrated else self._weighing.rewards(members))
         self._open.held.append(members)
         if self._rule.over == "group":
             await self._learn(learner, step)
@@ -200,7 +201,7 @@ class Accumulation:
         now.pending, now.done = [], []
 
     async def _update(self, learner: Learner, step: int) -> None:
-        await self._compute.run(partial(learner.update, step, self.num_groups), self._account)
+        await self._agent.compute(partial(learner.update, step, self.num_groups))
 
     async def _first_backward(self, learner: Learner, batch: Sequence[Row]) -> None:
         proximal = await self._backward(learner, batch)
@@ -216,4 +217,4 @@ class Accumulation:
         return found
 
     async def _run(self, work: Callable[[], T], batch: Sequence[Row]) -> T:
-        return await self._compute.run(work, self._account, padded_tokens(batch))
+        return await self._agent.compute(work, padded_tokens(batch))

@@ -4,26 +4,23 @@ However it ends, all progress is in the committed version and the log of groups;
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import TypeVar
 
 from marlaas_api.background import background
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import GroupReady, StepClosed, UntrainedCause, UntrainedStep
-from marlaas_api.retries import patiently
+from marlaas_api.messages import GroupReady, PolicyRecord, StepClosed, UntrainedCause, UntrainedStep
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.trainer.accumulation import Accumulation, DoesNotFit
-from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult
+from marlaas_worker.trainer.commit import PolicyKey, StepResult
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
 from marlaas_worker.trainer.residence import Residence
 from marlaas_worker.trainer.rows import Row
-from marlaas_worker.trainer.shared import TrainerDependencies
+from marlaas_worker.trainer.trained_agent import Binding, TrainedAgent
 from marlaas_worker.trainer.trajectories import (
     Expectation,
     Trajectory,
@@ -31,10 +28,14 @@ from marlaas_worker.trainer.trajectories import (
     TurnMissing,
     read_group,
 )
-from marlaas_worker.trainer.version_cache import CachedVersion
-from marlaas_worker.trainer.versions import contents_of, known_adapters, read_manifest, take_snapshot
+from marlaas_worker.trainer.versions import (
+    CachedVersion,
+    contents_of,
+    known_adapters,
+    read_manifest,
+    take_snapshot,
+)
 
-T = TypeVar("T")
 _METRICS_OF_UNTRAINED = frozenset({"tokens", "masked_fraction", "behaviour_kl", "overlong_filtered", "out_of_memory"})
 """Few, because they are part of the policy record."""
 _WHY_UNTRAINED = {
@@ -45,31 +46,28 @@ _WHY_UNTRAINED = {
 
 
 class AgentTrainer:
-    """Training of a bound agent.
+    """Training of a bound agent, from its bind until it is released."""
 
-    lease: the last committed policy record. is_releasing: set once `run` begins to release resources; never reset.
-    """
-
-    def __init__(
-        self, dependencies: TrainerDependencies, assignment: Assignment, policy: PolicyKey, lease: AgentLease
-    ) -> None:
-        self.lease = lease
-        self.is_releasing = False
-        self._dependencies, self._assignment, self._policy = dependencies, assignment, policy
-        self._spec = assignment.document.spec
+    def __init__(self, agent: TrainedAgent, binding: Binding, policy: PolicyKey) -> None:
+        self._agent = agent
+        self._binding = binding
+        self._policy = policy
+        self._shared = agent.shared
+        self._assignment = agent.assignment
+        self._spec = agent.assignment.document.spec
         self._adapters: dict[int, str] = {}
-        self._accumulation = Accumulation(dependencies, assignment)
-        self._computed_s = self._busy_s()
+        """The adapter file's sha256 by version."""
+        self._accumulation = Accumulation(agent)
+        self._residence = Residence(agent, binding.changed)
+        self._computed_s = agent.account.busy_s
+        """Seconds of computation until the last finished step."""
         self._num_redone = 0
         self._num_tidied = 0
-        self.is_leaving = False
-        self._changed = asyncio.Event()
-        self._residence = Residence(dependencies, assignment, self._changed)
 
-    def leave(self) -> None:
-        """Let `run` return at the next step boundary, so that another trainer goes on."""
-        self.is_leaving = True
-        self._changed.set()
+    @property
+    def _record(self) -> PolicyRecord:
+        """The last committed policy record."""
+        return self._binding.lease.record
 
     async def run(self) -> None:
         """Train until cancelled or asked to leave; for a frozen agent, return after version 0.
@@ -79,68 +77,54 @@ class AgentTrainer:
             Permanent: the training data, or the version to continue from, is invalid.
         """
         try:
-            if self.lease.record.manifest is None:
+            if self._record.manifest is None:
                 await self._begin()
             else:
-                await self._resume(self.lease.record.manifest)
+                await self._resume(self._record.manifest)
             await self._tidy()
-            if self._assignment.agent.trainable and not self.is_leaving:
+            if self._assignment.agent.trainable and not self._binding.is_leaving:
                 await self._train()
         finally:
-            self.is_releasing = True
-            self._dependencies.compute.queue.hold(self._assignment.account, False)
-            self._dependencies.versions.drop(self._assignment.policy_key)
+            self._binding.is_releasing = True
+            self._shared.compute.queue.hold(self._agent.account, False)
+            self._shared.versions.drop(self._assignment.policy_key)
             await self._residence.leave()
 
     async def _begin(self) -> None:
         """Publish version 0, once there is room for the agent."""
         while not self._residence.enters(is_due=True):
-            await self._changed.wait()
-            self._changed.clear()
-            if self.is_leaving:
+            await self._binding.changed.wait()
+            self._binding.changed.clear()
+            if self._binding.is_leaving:
                 return
         learner = await self._residence.make_learner()
-        for remark in await self._compute(learner.begin):
-            await self._dependencies.emit(self._assignment, "BaseModelDiffers", remark)
+        for remark in await self._agent.compute(learner.begin):
+            await self._agent.emit("BaseModelDiffers", remark)
         await self._publish(learner, StepResult(version=0))
 
     async def _resume(self, ref: BlobRef) -> None:
         """Continue from the committed version. Like a parked agent, it enters the memory when it has work."""
-        blobs, staleness = self._dependencies.context.blobs, self._spec.training.max_staleness
-        manifest = await self._patiently(lambda: read_manifest(blobs, ref))
+        blobs, staleness = self._shared.context.blobs, self._spec.training.max_staleness
+        manifest = await self._agent.patiently(lambda: read_manifest(blobs, ref))
         self._accumulation.baselines.restore(manifest.metrics)
-        self._adapters = await self._patiently(lambda: known_adapters(blobs, manifest, staleness))
-        await self._dependencies.emit(self._assignment, "AgentBound", f"continues from version {manifest.version}")
-
-    async def _park(self, inbox: StepInbox) -> None:
-        """Free the agent's memory for another one. Its state is the committed version; a step that has begun starts again."""
-        self._forget_step(inbox)
-        self._dependencies.parked[self._assignment.policy_key] += 1
-        await self._residence.leave()
-
-    def _committed(self) -> BlobRef:
-        ref = self.lease.record.manifest
-        assert ref is not None, "an agent trains after its first version"
-        return ref
-
-    async def _unpark(self) -> None:
-        await self._residence.restore(self._committed())
-        await self._residence.move_reference(self.lease.record)
+        self._adapters = await self._agent.patiently(lambda: known_adapters(blobs, manifest, staleness))
+        await self._agent.emit("AgentBound", f"continues from version {manifest.version}")
 
     async def _train(self) -> None:
-        inbox = StepInbox(self.lease.record.step, self.lease.record.version)
-        intake = Intake(self._dependencies, self._assignment, inbox, self._changed)
+        inbox = StepInbox(self._record.step, self._record.version)
+        changed = self._binding.changed
+        intake = Intake(self._agent, inbox, changed)
         await intake.replay()
         if self._residence.is_here:
-            await self._residence.move_reference(self.lease.record)
+            await self._residence.move_reference(self._record)
         async with background(intake.follow()):
-            while not (self.is_leaving and not inbox.is_within_step):
-                self._changed.clear()
-                self._dependencies.compute.queue.hold(self._assignment.account, bool(inbox))
+            while not (self._binding.is_leaving and not inbox.is_within_step):
+                changed.clear()
+                self._shared.compute.queue.hold(self._agent.account, bool(inbox))
                 if await self._enter_or_leave(inbox) and await self._advance(inbox, intake):
                     continue
-                if not self.is_leaving or inbox.is_within_step:
-                    await self._changed.wait()
+                if not self._binding.is_leaving or inbox.is_within_step:
+                    await changed.wait()
 
     async def _enter_or_leave(self, inbox: StepInbox) -> bool:
         """Enter the memory if there is work, or leave it if another agent needs it; return whether the agent is there."""
@@ -150,33 +134,45 @@ class AgentTrainer:
             await self._park(inbox)
         if not inbox or not self._residence.enters(inbox.is_complete):
             return False
-        await self._unpark()
+        await self._residence.restore(self._committed())
+        await self._residence.move_reference(self._record)
         return True
+
+    async def _park(self, inbox: StepInbox) -> None:
+        """Free the agent's memory for another one. Its state is the committed version; a step that has begun starts again."""
+        self._rewind(inbox)
+        self._agent.num_parked += 1
+        await self._residence.leave()
+
+    def _rewind(self, inbox: StepInbox) -> None:
+        """Return to the first group of the step."""
+        self._accumulation.rewind()
+        inbox.rewind()
+
+    def _committed(self) -> BlobRef:
+        ref = self._record.manifest
+        assert ref is not None, "an agent trains after its first version"
+        return ref
 
     async def _advance(self, inbox: StepInbox, intake: Intake) -> bool:
         """Train the next group, or finish the step that is due; return False if there is neither."""
         learner = self._residence.learner
         try:
-            return await self._advance_with(learner, inbox, intake)
+            if (group := inbox.next_group()) is not None:
+                await self._accumulation.add(learner, await self._read(group), group.step, self._record.version)
+                inbox.take(group)
+            elif (closed := inbox.due()) is not None:
+                await self._finish(learner, closed, inbox.consumed())
+                inbox.commit(closed.step, self._record.version)
+                self._residence.share_again()
+                await intake.ack()
+                failpoint("trainer.commit.after_acks")
+                await self._tidy()
+                await self._residence.move_reference(self._record)
+            else:
+                return False
         except DoesNotFit as error:
             await self._redo(learner, inbox, error.rows)
-            return True
-
-    async def _advance_with(self, learner: Learner, inbox: StepInbox, intake: Intake) -> bool:
-        """See `_advance`. Raises DoesNotFit."""
-        if (group := inbox.next_group()) is not None:
-            await self._accumulation.add(learner, await self._read(group), group.step, self.lease.record.version)
-            inbox.take(group)
-        elif (closed := inbox.due()) is not None:
-            await self._finish(learner, closed, inbox.consumed())
-            inbox.commit(closed.step, self.lease.record.version)
-            self._residence.share_again()
-            await intake.settle()
-            failpoint("trainer.commit.after_acks")
-            await self._tidy()
-            await self._residence.move_reference(self.lease.record)
-        else:
-            return False
         return True
 
     async def _redo(self, learner: Learner, inbox: StepInbox, rows: Sequence[Row]) -> None:
@@ -186,57 +182,46 @@ class AgentTrainer:
         """
         before = learner.token_budget
         try:
-            learner.token_budget = lowered_budget(before, rows)
+            budget = lowered_budget(before, rows)
         except RowTooLarge as error:
             if not self._residence.claim_all():
                 raise
-            await self._redo_alone(inbox, error)
-            return
-        budget = learner.token_budget
-        if learner.has_moved:
-            await self._residence.reload(self._committed())
+            await self._park(inbox)
+            text = f"the step restarts once the other agents of the trainer are parked, because {error}"
+        else:
+            if learner.has_moved:
+                await self._residence.reload(self._committed())
             learner.token_budget = budget
-        self._forget_step(inbox)
-        self._count_redone()
-        text = f"out of memory: the step restarts with micro-batches of {budget} tokens instead of {before}, as do later steps"
-        await self._dependencies.emit(self._assignment, "OutOfMemory", text)
-
-    async def _redo_alone(self, inbox: StepInbox, error: RowTooLarge) -> None:
-        await self._park(inbox)
-        self._count_redone()
-        text = f"out of memory: the step restarts once the other agents of the trainer are parked, because {error}"
-        await self._dependencies.emit(self._assignment, "OutOfMemory", text)
-
-    def _count_redone(self) -> None:
+            self._rewind(inbox)
+            text = f"the step restarts with micro-batches of {budget} tokens instead of {before}, as do later steps"
         self._num_redone += 1
-        self._dependencies.out_of_memory[self._assignment.policy_key] += 1
-
-    def _forget_step(self, inbox: StepInbox) -> None:
-        """Return to the first group of the step."""
-        self._accumulation.rewind()
-        inbox.rewind()
+        self._agent.num_out_of_memory += 1
+        await self._agent.emit("OutOfMemory", f"out of memory: {text}")
 
     async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
         """Run backward for the remaining rows, take the optimizer step, and commit; without a trained token, only the step's number."""
         await self._accumulation.complete(learner, closed.step)
-        version = self.lease.record.version + 1
+        version = self._record.version + 1
         cause = learner.why_untrained(self._accumulation.num_filtered) if self._may_skip(closed) else None
-        metrics = await self._compute(partial(learner.step, closed.step, self._accumulation.num_groups))
-        metrics["out_of_memory"], self._num_redone = float(self._num_redone), 0
+        metrics = await self._agent.compute(partial(learner.step, closed.step, self._accumulation.num_groups))
+        metrics["out_of_memory"] = float(self._num_redone)
         metrics |= self._accumulation.finish_step(is_trained=cause is None)
-        train_s, self._computed_s = self._busy_s() - self._computed_s, self._busy_s()
+        self._num_redone = 0
+        computed_s = self._agent.account.busy_s
+        train_s = computed_s - self._computed_s
+        self._computed_s = computed_s
         if cause is not None:
             told = {name: value for name, value in metrics.items() if name in _METRICS_OF_UNTRAINED}
             untrained = UntrainedStep(step=closed.step, cause=cause, metrics=told, train_s=train_s)
-            self.lease = await self._policy.skip(self.lease, untrained)
+            self._binding.lease = await self._policy.skip(self._binding.lease, untrained)
             text = f"step {closed.step} trained no token and made no version: {_WHY_UNTRAINED[cause]}"
-            await self._dependencies.emit(self._assignment, "NothingTrained", text)
+            await self._agent.emit("NothingTrained", text)
             return
         await self._publish(learner, StepResult(version, closed.step, consumed, metrics, train_s))
         if metrics["skipped_update"]:
-            self._dependencies.skipped[self._assignment.policy_key] += 1
+            self._agent.num_skipped += 1
             text = _not_finite(closed.step, version, int(metrics["skipped_update"]), int(metrics["updates"]))
-            await self._dependencies.emit(self._assignment, "UpdateSkipped", text)
+            await self._agent.emit("UpdateSkipped", text)
 
     def _may_skip(self, closed: StepClosed) -> bool:
         """Return whether a step may end without a version.
@@ -249,27 +234,27 @@ class AgentTrainer:
         return closed.follows is not None and not is_pinned and not ends_sft
 
     async def _publish(self, learner: Learner, result: StepResult) -> None:
-        calibration = self._dependencies.calibration
-        snapshot = await self._compute(partial(take_snapshot, learner, calibration, result))
+        calibration = self._shared.calibration
+        snapshot = await self._agent.compute(partial(take_snapshot, learner, calibration, result))
         contents = await asyncio.to_thread(contents_of, snapshot, calibration, result)
-        self.lease = await self._policy.commit(self.lease, contents)
-        if self.lease.record.manifest is not None:
-            version = CachedVersion(self.lease.record.manifest, snapshot.weights, snapshot.state)
-            self._dependencies.versions.keep(self._assignment.policy_key, version)
-        self._dependencies.commits[self._assignment.policy_key] += 1
-        self._dependencies.context.waits.over(self._assignment.ref.uid, self._assignment.policy_key)
+        self._binding.lease = await self._policy.commit(self._binding.lease, contents)
+        version = CachedVersion(self._committed(), snapshot.weights, snapshot.state)
+        self._shared.versions.put(self._assignment.policy_key, version)
+        self._agent.num_commits += 1
+        self._shared.context.waits.over(self._assignment.ref.uid, self._assignment.policy_key)
         self._adapters[result.version] = await asyncio.to_thread(sha256_hex, contents.files[TENSORS_FILE])
-        await self._dependencies.emit(
-            self._assignment, "VersionCommitted", f"version {result.version} of step {result.step}"
-        )
+        await self._agent.emit("VersionCommitted", f"version {result.version} of step {result.step}")
 
     async def _read(self, group: GroupReady) -> list[Trajectory]:
         """Read the group's trajectories. A missing turn is retried for missing_turn_s; outages do not count. Raises TrajectoryInvalid."""
-        context = self._dependencies.context
-        rollout, vocab_size = self._spec.rollout, self._dependencies.model.vocab_size
-        is_demonstrated = group.step < self._spec.demonstrated_steps
-        refreshes = rollout.refresh == "turn"
-        expected = Expectation(rollout.temperature, vocab_size, self._adapters, refreshes, is_demonstrated)
+        context, rollout = self._shared.context, self._spec.rollout
+        expected = Expectation(
+            temperature=rollout.temperature,
+            vocab_size=self._shared.model.vocab_size,
+            adapters=self._adapters,
+            refreshes=rollout.refresh == "turn",
+            is_demonstrated=group.step < self._spec.demonstrated_steps,
+        )
         missing_since: float | None = None
 
         async def read() -> list[Trajectory]:
@@ -279,34 +264,27 @@ class AgentTrainer:
             except TurnMissing as error:
                 missing_since = context.now() if missing_since is None else missing_since
                 waited = context.now() - missing_since
-                if waited >= self._dependencies.timing.missing_turn_s:
+                if waited >= self._shared.timing.missing_turn_s:
                     raise TrajectoryInvalid(f"{error}, also {waited:.0f} s after the first read") from error
                 raise
             except Retryable:
                 missing_since = None  # an outage, after which a replica of the bus may lag behind for a moment
                 raise
 
-        return await self._patiently(read)
+        return await self._agent.patiently(read)
 
     async def _tidy(self) -> None:
         """Delete the training state that checkpoint.keep no longer covers.
 
         After the bind and the first commit, also delete blobs of repeated commits of the current version.
         """
-        record, self._num_tidied = self.lease.record, self._num_tidied + 1
+        record = self._record
+        self._num_tidied += 1
         if self._num_tidied <= 2:
-            await self._patiently(lambda: self._policy.tidy(record))
+            await self._agent.patiently(lambda: self._policy.tidy(record))
         else:
-            await self._patiently(lambda: self._policy.forget_state(record.version - self._spec.checkpoint.keep))
-
-    def _busy_s(self) -> float:
-        return self._dependencies.compute.busy_s_of(self._assignment.account)
-
-    async def _compute(self, work: Callable[[], T]) -> T:
-        return await self._dependencies.compute.run(work, self._assignment.account)
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.policy_key, self._dependencies.timing.retry_s)
+            outdated = record.version - self._spec.checkpoint.keep
+            await self._agent.patiently(lambda: self._policy.delete_state(outdated))
 
 
 def _not_finite(step: int, version: int, num_skipped: int, num_updates: int) -> str:

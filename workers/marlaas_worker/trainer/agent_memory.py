@@ -37,35 +37,35 @@ _NO_LIMIT = 1 << 60
 
 @dataclass(frozen=True, slots=True)
 class AgentMemory:
-    """Memory in bytes.
-
-    room_bytes: for all agents together; 0 if unknown. bytes_per_rank: need of one agent for each unit of rank, without a KL
-    reference and with one update a step. host_bytes: host memory for versions of parked agents; 0 if agents are in host memory themselves. activation_bytes: most
-    memory of a micro-batch's activations.
-    """
+    """Memory in bytes."""
 
     room_bytes: int = 0
+    """For all agents together; 0 if unknown."""
     bytes_per_rank: int = 0
+    """Need of one agent for each unit of rank, without a KL reference and with one update a step."""
     host_bytes: int = 0
+    """Host memory for versions of parked agents; 0 if agents are in host memory themselves."""
     activation_bytes: int = 0
+    """Most memory of a micro-batch's activations."""
 
 
 def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
     """Measure the memory for agents, after the base model was loaded and before an agent is bound."""
     bytes_per_rank = TRAINED_COPIES * _NUMBER_BYTES * model.parameters_per_rank
-    if model.device.type == "cuda":
-        free, host_bytes = torch.cuda.mem_get_info(model.device)[0], int(CACHE_PART * max(0, _free_host_bytes()))
-        if pool.spec.trainer.activation_bytes is None:
-            most = _left_for_activations(pool, free)
-            return AgentMemory(max(1, int(USABLE * (free - most))), bytes_per_rank, host_bytes, most)
-        most = trainer_activations(pool.spec)
-        return AgentMemory(pool.agent_room_bytes or room_bytes(free, most), bytes_per_rank, host_bytes, most)
     most = trainer_activations(pool.spec)
-    if pool.agent_room_bytes:
-        return AgentMemory(pool.agent_room_bytes, bytes_per_rank, 0, most)
-    limit = memory_limit()
-    free = int(UNLIMITED_PART * psutil.virtual_memory().available) if limit is None else limit - resident_bytes()
-    return AgentMemory(room_bytes(free, most), bytes_per_rank, 0, most)
+    if model.device.type != "cuda":
+        if pool.agent_room_bytes:
+            return AgentMemory(pool.agent_room_bytes, bytes_per_rank, 0, most)
+        limit = memory_limit()
+        free = int(UNLIMITED_PART * psutil.virtual_memory().available) if limit is None else limit - resident_bytes()
+        return AgentMemory(room_bytes(free, most), bytes_per_rank, 0, most)
+    free, _ = torch.cuda.mem_get_info(model.device)
+    host_bytes = int(CACHE_PART * max(0, _free_host_bytes()))
+    if pool.spec.trainer.activation_bytes is not None:
+        return AgentMemory(pool.agent_room_bytes or room_bytes(free, most), bytes_per_rank, host_bytes, most)
+    plan, _ = trainer_plan(inspect(Path(pool.model_path)), pool.spec)
+    left = activation_limit(free - plan.workspace - plan.agents)
+    return AgentMemory(max(1, int(USABLE * (free - left))), bytes_per_rank, host_bytes, left)
 
 
 def refuse_small_card(pool: PoolDocument) -> None:
@@ -74,11 +74,6 @@ def refuse_small_card(pool: PoolDocument) -> None:
     there = usable(torch.cuda.mem_get_info()[1])
     if plan.total > there:
         raise InvalidInput(refusal("a trainer", plan, there))
-
-
-def _left_for_activations(pool: PoolDocument, free: int) -> int:
-    plan, _ = trainer_plan(inspect(Path(pool.model_path)), pool.spec)
-    return activation_limit(free - plan.workspace - plan.agents)
 
 
 def _free_host_bytes() -> int:

@@ -3,18 +3,23 @@
 `commit.PolicyKey.bind` writes the lease.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
 from marlaas_api.messages.training_settings import TrainingSettings
-from marlaas_worker.trainer.compute_queue import ComputeAccount
+from marlaas_api.names import AgentRef
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment(JobAgent):
     """An agent that a pool's trainers have to train."""
+
+    @property
+    def agent_ref(self) -> AgentRef:
+        """The agent's reference. A later job of the same name has the same policy key, and another reference."""
+        return AgentRef(self.ref, self.agent.name)
 
     @property
     def consumer(self) -> str:
@@ -30,16 +35,6 @@ class Assignment(JobAgent):
         """Return the settings of a step: the agent's, or those of supervised fine-tuning before it."""
         sft = self.document.spec.sft_of(self.agent)
         return sft if sft is not None and step < sft.steps else self.training
-
-    @property
-    def account(self) -> ComputeAccount:
-        """Account to which its computation is charged."""
-        return ComputeAccount(self.document.tenant, self.ref.uid, self.policy_key)
-
-    @property
-    def key_and_uid(self) -> tuple[str, str]:
-        """Policy key and uid of the job: a later job of the same name has the same key."""
-        return self.policy_key, self.ref.uid
 
     def is_as(self, other: "Assignment | None") -> bool:
         """Return whether the other assignment requests the same training.
@@ -60,34 +55,36 @@ class Assignment(JobAgent):
 
 def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str) -> dict[str, Assignment]:
     """Return the agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
-    return _of(pool, (one for one in documents if _is_admitted(one, progress.get(one.ref.key))))
+    return _of(pool, documents, progress, lambda known: known.admitted and not known.phase.final)
 
 
 def ended_assignments(
     documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str
 ) -> dict[str, Assignment]:
     """Return the agents of ended jobs on this pool, by policy key; those of jobs that are being deleted are left out."""
-    return _of(pool, (one for one in documents if _has_ended(one, progress.get(one.ref.key))))
+    return _of(pool, documents, progress, lambda known: known.phase.final)
 
 
-def _of(pool: str, documents: Iterable[JobDocument]) -> dict[str, Assignment]:
-    found = [Assignment(document, one.agent) for document in documents for one in agents_on(pool, document)]
-    return {assignment.policy_key: assignment for assignment in found}
-
-
-def _is_admitted(document: JobDocument, progress: Progress | None) -> bool:
-    if progress is None or progress.uid != document.uid or document.deleted:
-        return False
-    return progress.admitted and not progress.phase.final
-
-
-def _has_ended(document: JobDocument, progress: Progress | None) -> bool:
-    return progress is not None and progress.uid == document.uid and not document.deleted and progress.phase.final
+def _of(
+    pool: str,
+    documents: Iterable[JobDocument],
+    progress: Mapping[str, Progress],
+    is_chosen: Callable[[Progress], bool],
+) -> dict[str, Assignment]:
+    found: dict[str, Assignment] = {}
+    for document in documents:
+        known = progress.get(document.ref.key)
+        if known is not None and known.uid == document.uid and not document.deleted and is_chosen(known):
+            made = (Assignment(document, one.agent) for one in agents_on(pool, document))
+            found |= {assignment.policy_key: assignment for assignment in made}
+    return found
 
 
 GRACE_S = 6.0
-"""Seconds that a holder's report must be missing before its lease is free: three report intervals, in addition to the report's own lifetime.
-After an outage of the bus all reports are gone at once; the grace period keeps the leases of running trainers."""
+"""Seconds that a holder's report must be missing before its lease is free: three report intervals, besides the report's lifetime.
+
+After an outage of the bus all reports are gone at once; the grace period keeps the leases of running trainers.
+"""
 
 
 def bound_record(current: PolicyRecord | None, uid: str, holder: str) -> PolicyRecord:
@@ -109,30 +106,9 @@ class Absences:
         absent = set(holders) - set(live)
         self._since = {holder: self._since.get(holder, now) for holder in absent}
 
-    def forget(self) -> None:
-        """Discard all absences after a failed read, which shows nothing about other trainers."""
-        self._since.clear()
-
     def gone(self, holder: str, now: float) -> bool:
         """Return whether a holder has been absent for the whole grace period."""
         return holder in self._since and now - self._since[holder] >= GRACE_S
-
-
-KEPT_S = 60.0
-"""Seconds for which figures of a job are kept after its document is gone, so that the last report of them is read."""
-
-
-@dataclass(slots=True)
-class Recent:
-    """Names seen at present or until recently, by the observer's clock."""
-
-    _seen: dict[str, float] = field(default_factory=dict)
-
-    def of(self, present: Iterable[str], now: float) -> frozenset[str]:
-        """Record the present names, and return them with those that were present within the last KEPT_S."""
-        self._seen |= dict.fromkeys(present, now)
-        self._seen = {name: at for name, at in self._seen.items() if now - at <= KEPT_S}
-        return frozenset(self._seen)
 
 
 def may_bind(current: PolicyRecord | None, uid: str, name: str, holder_gone: bool) -> bool:

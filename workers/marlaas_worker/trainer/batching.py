@@ -12,28 +12,28 @@ from marlaas_worker.trainer.rows import Row, joined
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Right-padded rows for one forward and backward pass.
-
-    ids: int64 [B, T], 0 beyond a row's end.
-    before, targets: int64 [N], the index in the flattened ids from which each generated token is predicted, and the
-    token's id.
-    behaviour, advantages: float32 [N].
-    sequences: int64 [N], the token's segment within the micro-batch; no segment is split.
-    trajectories, lengths: int64 [N], as in `Row`.
-    depths: int64 [B, T]. sees: bool [B, T, T], the tokens to which a token attends. Both are None when every row is a
-    chain: a causal decoder lets no token see a later one, and padding comes last.
-    """
+    """Right-padded rows [B, T] for one forward and backward pass, and the N generated tokens that they predict."""
 
     ids: npt.NDArray[np.int64]
+    """[B, T], 0 beyond a row's end."""
     before: npt.NDArray[np.int64]
+    """[N], index in the flattened ids from which each generated token is predicted."""
     targets: npt.NDArray[np.int64]
+    """[N], ids of the generated tokens."""
     behaviour: npt.NDArray[np.float32]
+    """[N], behaviour logprobs."""
     advantages: npt.NDArray[np.float32]
+    """[N]"""
     sequences: npt.NDArray[np.int64]
+    """[N], the token's segment within the micro-batch; no segment is split."""
     trajectories: npt.NDArray[np.int64]
+    """[N], as in `Row`."""
     lengths: npt.NDArray[np.int64]
+    """[N], as in `Row`."""
     depths: npt.NDArray[np.int64] | None = None
+    """[B, T]; None if every row is a chain: a causal decoder lets no token see a later one, and padding comes last."""
     sees: npt.NDArray[np.bool_] | None = None
+    """[B, T, T], the tokens to which a token attends; None if every row is a chain."""
 
     @property
     def num_padded_tokens(self) -> int:
@@ -53,7 +53,8 @@ def pack(pending: Sequence[Row], arriving: Iterable[Row], budget: int) -> tuple[
     arrivals.
     """
     full: list[list[Row]] = []
-    open_batch, longest = list(pending), max(map(len, pending), default=0)
+    open_batch = list(pending)
+    longest = max(map(len, pending), default=0)
     for row in arriving:
         if open_batch and max(longest, len(row)) * (len(open_batch) + 1) > budget:
             full.append(open_batch)

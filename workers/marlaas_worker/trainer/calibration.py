@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,12 +33,21 @@ from marlaas_worker.calibration import (
 )
 from marlaas_worker.devices import uses_gpu
 from marlaas_worker.role import RoleContext
+from marlaas_worker.trainer.architecture import example
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Segment, chain
+from marlaas_worker.trainer.rows import chain
+
+log = logging.getLogger(__name__)
 
 _PROBE_SEED = 2026
+_SEED = 1
+_SIZES = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
+"""Sizes to try of the self-test adapter's output, relative to its layer's output.
+
+The smallest that suffices is used, because rounding grows more from layer to layer with a larger adapter.
+"""
 
 
 def write_probes(model: BaseModel) -> Tensor:
@@ -53,11 +61,7 @@ def write_probes(model: BaseModel) -> Tensor:
 
 def batch_of(probes: Sequence[Sequence[int]]) -> MicroBatch:
     """Return the probes as one micro-batch in which every token but the first is predicted."""
-    rows = []
-    for ids in probes:
-        predicted = np.arange(len(ids)) > 0
-        rows.append(chain(Segment(np.array(ids, np.int32), predicted, np.zeros(len(ids), np.float32), 0, 0.0)))
-    return collate(rows)
+    return collate([chain(example(ids)) for ids in probes])
 
 
 def measured(
@@ -67,23 +71,17 @@ def measured(
 
     noise: mean |difference| between the logprobs in float32 and in the model's dtype; 0 for a float32 model.
     """
-    batch, noise = batch_of(probes), 0.0
+    batch = batch_of(probes)
+    noise = 0.0
     with torch.no_grad():
         logprobs = model.logprobs(adapter, batch, 1.0).float()
     if model.dtype != torch.float32:
         precise = model.precise_logprobs(adapter, batch)
-        noise, logprobs = (precise - logprobs).abs().mean().item(), precise
+        noise = (precise - logprobs).abs().mean().item()
+        logprobs = precise
     parts = torch.split(logprobs.cpu(), [len(ids) - 1 for ids in probes])
     packed = (pack_logprobs(part.tolist()) for part in parts)
     return tuple(Probe(ids=pack_ids(ids), logprobs=one) for ids, one in zip(probes, packed, strict=True)), noise
-
-
-log = logging.getLogger(__name__)
-
-_SEED = 1
-_SIZES = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
-"""Sizes to try of the self-test adapter's output, relative to its layer's output. The smallest that suffices is used, because rounding grows more from
-layer to layer with a larger adapter."""
 
 
 class CalibrationFailed(InvalidInput):
@@ -101,15 +99,15 @@ def engine_dtype(pool: PoolDocument) -> str:
 
 def calibrate(model: BaseModel, pool: PoolDocument) -> Calibration:
     """Measure the calibration of a model. Raises CalibrationFailed."""
-    dtype, ids = engine_dtype(pool), write_probes(model).tolist()
+    dtype = engine_dtype(pool)
+    ids = write_probes(model).tolist()
     probes, noise = measured(model, None, ids)
     tolerance = tolerance_of(noise)
     for size in _SIZES:
         test = _self_test(model, _drawn(model, pool.spec.max_rank, size), dtype, ids)
         shift = mean_gap(joined(test.logprobs), joined([probe.logprobs for probe in probes]))
-        needed = (
-            LEAST_SHIFT + 1
-        ) * tolerance + test.tolerance  # an engine within both tolerances then shifts by LEAST_SHIFT
+        # An engine within both tolerances then shifts by LEAST_SHIFT.
+        needed = (LEAST_SHIFT + 1) * tolerance + test.tolerance
         if shift >= needed:
             break
     else:

@@ -61,8 +61,10 @@ class PolicyKey:
     """One agent's key in the bucket `policy`, for the trainer that holds or wants its lease."""
 
     def __init__(self, context: RoleContext, bucket: Bucket, assignment: Assignment, retry_s: float) -> None:
-        self._context, self._bucket = context, bucket
-        self._assignment, self._retry_s = assignment, retry_s
+        self._context = context
+        self._bucket = bucket
+        self._assignment = assignment
+        self._retry_s = retry_s
 
     async def bind(self, current: PolicyEntry | None) -> AgentLease:
         """Take the lease by a compare-and-set on `current`. Raises Overtaken if another trainer wrote the key first, and Unreadable."""
@@ -133,9 +135,9 @@ class PolicyKey:
         for name in await blobs.list(self._assignment.adapter(record.version).blob_prefix):
             if name not in needed:
                 await blobs.delete(name)
-        await self.forget_state(record.version - self._assignment.document.spec.checkpoint.keep)
+        await self.delete_state(record.version - self._assignment.document.spec.checkpoint.keep)
 
-    async def forget_state(self, version: int) -> None:
+    async def delete_state(self, version: int) -> None:
         """Delete a version's training states, including those of failed commits; no later step needs them.
 
         Negative versions: do nothing.
@@ -179,7 +181,8 @@ class PolicyKey:
 
     async def _set(self, record: PolicyRecord, revision: int | None) -> AgentLease:
         """Compare-and-set the key; while the bus is unavailable, repeat the same write. revision: None if there is no key."""
-        data, name = wire.encode(record), self._assignment.policy_key
+        data = wire.encode(record)
+        name = self._assignment.policy_key
         # A key of its own for each write: a release must not follow a commit whose outcome is unknown.
         key = FencedKey(self._bucket, name, revision)
         await patiently(lambda: key.write(data), f"{name}: setting version {record.version}", self._retry_s)

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -82,17 +82,16 @@ NOBODY = ComputeAccount()
 class Compute:
     """A dedicated compute thread, shared fairly.
 
-    queue: the order of waiting work.
-    busy_s, busy_s_by_job: seconds of work so far, in total and by job uid.
-    lost: text of the error that made the device unusable for this process; empty while it works.
     The event loop stays free and keeps leases alive, however long a pass takes.
+
+    queue: the order of waiting work.
+    busy_s: seconds of work so far, of all accounts.
+    lost: text of the error that made the device unusable for this process; empty while it works.
     """
 
     def __init__(self, num_threads: int, quantum_s: float = QUANTUM_S) -> None:
         self.lost = ""
         self.busy_s = 0.0
-        self.busy_s_by_job: dict[str, float] = {}
-        self._busy_s_by_agent: dict[tuple[str, str], float] = {}
         self.queue: ComputeQueue[asyncio.Future[None]] = ComputeQueue(quantum_s)
         self._is_busy = False
         self._thread = ThreadPoolExecutor(
@@ -121,24 +120,10 @@ class Compute:
             future.exception()  # mark it as retrieved: the caller is cancelled
             raise
         finally:
-            self._charge(account, seconds := time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self.busy_s += seconds
+            account.busy_s += seconds
             self._end(ticket, seconds)
-
-    def keep_accounts(self, jobs: Container[str]) -> None:
-        """Drop the seconds of all other jobs, by uid."""
-        self.busy_s_by_job = {job: spent for job, spent in self.busy_s_by_job.items() if job in jobs}
-        self._busy_s_by_agent = {key: spent for key, spent in self._busy_s_by_agent.items() if key[0] in jobs}
-
-    def busy_s_of(self, account: ComputeAccount) -> float:
-        """Return the seconds of work for one agent so far."""
-        return self._busy_s_by_agent.get((account.job, account.agent), 0.0)
-
-    def busy_s_by_agent(self) -> dict[str, float]:
-        """Return the seconds of work so far, by policy key."""
-        found: dict[str, float] = {}
-        for (_, agent), spent in self._busy_s_by_agent.items():
-            found[agent] = found.get(agent, 0.0) + spent
-        return found
 
     def close(self) -> None:
         """End the thread after its current work."""
@@ -185,13 +170,6 @@ class Compute:
         return DeviceLost(
             f"the trainer's device is lost ({self.lost}); the process exits and restarts from the last commits"
         )
-
-    def _charge(self, account: ComputeAccount, seconds: float) -> None:
-        self.busy_s += seconds
-        if account.job:
-            agent = account.job, account.agent
-            self.busy_s_by_job[account.job] = self.busy_s_by_job.get(account.job, 0.0) + seconds
-            self._busy_s_by_agent[agent] = self._busy_s_by_agent.get(agent, 0.0) + seconds
 
 
 def _is_lost() -> bool:

@@ -1,18 +1,19 @@
 """Order in which agents' work goes to the compute thread: a fair queue of seconds. Pure; uses no clock.
 
 Tenants share the thread by weight, a tenant's jobs share its part, and a job's agents share the job's (`fair_queue`). Work
-is charged by its tokens and the recent seconds per token, and corrected by its real time. An agent with groups that are not committed yet counts as
-an open episode, so that waiting for the rest of a step does not erase its credit.
+is charged by its tokens and the recent seconds per token, and corrected by its real time. An agent with groups that are not
+committed yet counts as an open episode, so that waiting for the rest of a step does not erase its credit.
 
 The agent that computed last keeps the turn for up to `quantum_s` while it has more work, so that it finishes its step
 instead of alternating with all others. For the queue's bound, the largest cost is then the quantum and one micro-batch.
 """
 
-from collections.abc import Container
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from marlaas_worker.fair_queue import FairQueue, Path, Ticket, check_weight
+from marlaas_worker.fair_queue import FairQueue, Path, Ticket
 
 QUANTUM_S = 0.25
 CREDIT_S = 60.0
@@ -25,13 +26,17 @@ _NEWEST = 0.1
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class ComputeAccount:
-    """For whom work is done. job: the job's uid. agent: the agent's policy key."""
+    """One agent's account, to which its work is charged."""
 
     tenant: str = ""
     job: str = ""
+    """The job's uid."""
     agent: str = ""
+    """The agent's policy key."""
+    busy_s: float = 0.0
+    """Seconds of its work so far."""
 
     @property
     def path(self) -> Path:
@@ -58,17 +63,20 @@ class ComputeQueue(Generic[T]):
         self._weights: dict[str, float] = {}
         self._by_agent: dict[str, list[Ticket[tuple[ComputeAccount, int, T]]]] = {}
         self._holding: set[ComputeAccount] = set()
-        self._resident, self._resident_s = "", 0.0
-        self._per_token, self._per_work = _Estimate(1e-4), _Estimate(1e-2)
+        self._resident = ""
+        """The agent that has the turn, by policy key."""
+        self._resident_s = 0.0
+        self._per_token = _Estimate(1e-4)
+        self._per_work = _Estimate(1e-2)
 
-    def set_weight(self, tenant: str, weight: float) -> None:
-        """Set a tenant's weight for later work; without one it is 1. Raises ValueError unless positive and finite."""
-        check_weight(tenant, weight)
-        self._weights[tenant] = weight
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of all tenants for later work; a tenant without one has 1, once it is idle.
 
-    def keep_weights(self, tenants: Container[str]) -> None:
-        """Drop the weights of all other tenants. An active one keeps its weight until it is idle."""
-        self._weights = {tenant: weight for tenant, weight in self._weights.items() if tenant in tenants}
+        Instead of a weight that is not positive and finite, the last valid one stays.
+        """
+        valid = {tenant: weight for tenant, weight in weights.items() if weight > 0 and math.isfinite(weight)}
+        known = self._weights | valid
+        self._weights = {tenant: known[tenant] for tenant in weights if tenant in known}
 
     def usage(self, tenant: str) -> float:
         """Return a tenant's seconds divided by its weight, as far as the queue remembers them."""

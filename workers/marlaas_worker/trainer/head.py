@@ -62,7 +62,8 @@ class _TokenLogprobs(torch.autograd.Function):
         working = weight.to(working_dtype(weight))
         nothing = _at_least_float32(hidden.new_zeros(0))
         parts, entropies = [nothing], [nothing]
-        slopes, entropy_slopes = [hidden.new_zeros((0, hidden.shape[1]))], [hidden.new_zeros((0, hidden.shape[1]))]
+        slopes = [hidden.new_zeros((0, hidden.shape[1]))]
+        entropy_slopes = [hidden.new_zeros((0, hidden.shape[1]))]
         for part, wished in zip(torch.split(hidden, rows), torch.split(tokens, rows), strict=True):
             scaled = _logits(part, working).div_(temperature)
             log_softmax = torch.log_softmax(scaled, dim=-1)
@@ -124,7 +125,7 @@ def in_float32(decoder: nn.Module) -> Iterator[None]:
     handles = []
     for part in _parts(decoder):
         if isinstance(part, nn.Embedding):
-            handles.append(part.register_forward_hook(_widen_output))
+            handles.append(part.register_forward_hook(lambda _, __, output: output.float()))
         else:
             widen, narrow = _widening(part)
             handles.append(part.register_forward_pre_hook(widen))
@@ -156,10 +157,6 @@ def _parts(decoder: nn.Module) -> Iterator[nn.Module]:
             yield from child
         else:
             yield child
-
-
-def _widen_output(_: nn.Module, __: Any, output: Tensor) -> Tensor:
-    return output.float()
 
 
 def _widening(part: nn.Module) -> tuple[Callable[..., None], Callable[..., None]]:

@@ -8,15 +8,14 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery, Stored
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import GroupLogEntry, GroupReady, StepClosed
 from marlaas_api.retries import patiently
-from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.shared import TrainerDependencies
+from marlaas_worker.trainer.trained_agent import TrainedAgent
 
 
 class LogInvalid(Permanent):
@@ -125,7 +124,8 @@ class StepInbox:
 
     def commit(self, step: int, version: int) -> None:
         """Record that the step is committed, and drop its messages. version: after it; the same as before if it trained no token."""
-        self.committed_step, self.version = step, version
+        self.committed_step = step
+        self.version = version
         self._steps = {number: value for number, value in self._steps.items() if number > step}
 
     def consumed(self) -> tuple[str, ...]:
@@ -166,17 +166,18 @@ class Intake:
     their way with the connection, are in a replay, so they need not be redelivered first.
     """
 
-    def __init__(
-        self, dependencies: TrainerDependencies, assignment: Assignment, inbox: StepInbox, changed: asyncio.Event
-    ) -> None:
-        self._dependencies, self._assignment, self._inbox = dependencies, assignment, inbox
-        self._unsettled: list[tuple[int, Delivery]] = []
-        self._renewed_at = 0.0
+    def __init__(self, agent: TrainedAgent, inbox: StepInbox, changed: asyncio.Event) -> None:
+        self._context, self._timing = agent.shared.context, agent.shared.timing
+        self._assignment = agent.assignment
+        self._inbox = inbox
         self._changed = changed
+        self._unacked: list[tuple[int, Delivery]] = []
+        """Deliveries by the number of their step."""
+        self._renewed_at = 0.0
 
     async def replay(self) -> None:
         """Read the log up to now. Raises LogInvalid."""
-        bus = self._dependencies.context.bus
+        bus = self._context.bus
         stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
         for each in stored:
             message = await self._take(each)
@@ -191,12 +192,12 @@ class Intake:
                 await self._follow(consumer)
             except BusRefused as error:
                 log.warning("%s: %s; recreating the consumer", self._assignment.consumer, error)
-                await asyncio.sleep(self._dependencies.timing.retry_s)
+                await asyncio.sleep(self._timing.retry_s)
 
-    async def settle(self) -> None:
+    async def ack(self) -> None:
         """Ack the messages of committed steps. A message whose ack fails is redelivered and acked then."""
-        committed = [delivery for step, delivery in self._unsettled if step <= self._inbox.committed_step]
-        self._unsettled = [pair for pair in self._unsettled if pair[0] > self._inbox.committed_step]
+        committed = [delivery for step, delivery in self._unacked if step <= self._inbox.committed_step]
+        self._unacked = [pair for pair in self._unacked if pair[0] > self._inbox.committed_step]
         with contextlib.suppress(BusUnavailable, BusRefused):
             for delivery in committed:
                 await delivery.ack()
@@ -206,20 +207,21 @@ class Intake:
             for delivery in await self._patiently(lambda: consumer.fetch(FETCH_BATCH, FETCH_S)):
                 message = await self._take(delivery.stored)
                 step = self._inbox.committed_step if message is None else message.step
-                self._unsettled.append((step, delivery))
+                self._unacked.append((step, delivery))
             if self._inbox.has_gap:
                 await self.replay()
-            await self.settle()
+            await self.ack()
             await self._renew()
 
     async def _consumer(self) -> Consumer:
-        spec, training = self._assignment.document.spec, self._assignment.document.spec.training
-        return await self._dependencies.context.bus.consumer(
+        spec = self._assignment.document.spec
+        most_groups = max(spec.training.groups_per_step, spec.rows_per_step)
+        return await self._context.bus.consumer(
             subjects.GROUPS,
             self._assignment.consumer,
             self._assignment.groups,
             ack_wait_s=ACK_WAIT_S,
-            max_pending=1000 + 4 * (training.max_staleness + 2) * max(training.groups_per_step, spec.rows_per_step),
+            max_pending=1000 + 4 * (spec.training.max_staleness + 2) * most_groups,
         )
 
     async def _take(self, stored: Stored) -> GroupReady | StepClosed | None:
@@ -229,10 +231,12 @@ class Intake:
         without groups.
         """
         where = f"message {stored.sequence} of {stored.subject}"
-        message = await wire.unpack(stored.data, self._dependencies.context.blobs, where)
+        message = await wire.unpack(stored.data, self._context.blobs, where)
         if not isinstance(message, GroupLogEntry):
             raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(message).__name__}")
-        if message.uid != self._assignment.ref.uid or not _is_trained(message):
+        if message.uid != self._assignment.ref.uid or not isinstance(message, GroupReady | StepClosed):
+            return None
+        if isinstance(message, StepClosed) and message.num_groups == 0:
             return None
         self._inbox.add(message)
         self._changed.set()
@@ -244,12 +248,8 @@ class Intake:
         if now - self._renewed_at > ACK_WAIT_S / 3:
             self._renewed_at = now
             with contextlib.suppress(BusUnavailable, BusRefused):
-                for _, delivery in list(self._unsettled):
+                for _, delivery in list(self._unacked):
                     await delivery.in_progress()
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.groups, self._dependencies.timing.retry_s)
-
-
-def _is_trained(message: GroupLogEntry) -> TypeGuard[GroupReady | StepClosed]:
-    return isinstance(message, GroupReady) or (isinstance(message, StepClosed) and message.num_groups > 0)
+        return await patiently(call, self._assignment.groups, self._timing.retry_s)

@@ -52,7 +52,8 @@ class Rotary:
         if self._sines is None or self._sines[0] is not sin:
             half = sin.shape[-1] // 2
             self._sines = sin, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-        cos, signed = cos.unsqueeze(unsqueeze_dim), self._sines[1].unsqueeze(unsqueeze_dim)
+        cos = cos.unsqueeze(unsqueeze_dim)
+        signed = self._sines[1].unsqueeze(unsqueeze_dim)
         return tuple(_Turned.apply(one, cos, signed) for one in (query, key))  # type: ignore[no-untyped-call]
 
 
@@ -126,7 +127,9 @@ def replace_layers(decoder: nn.Module) -> dict[str, int]:
 
     Each norm is tested, because its weights decide where rounding matters; of the others, the first one of a class.
     """
-    rotary, found, passed = Rotary(), dict.fromkeys(_KINDS, 0), dict[tuple[type[nn.Module], str], bool]()
+    rotary = Rotary()
+    found = dict.fromkeys(_KINDS, 0)
+    passed: dict[tuple[type[nn.Module], str], bool] = {}
     for module in decoder.modules():
         for name, (is_candidate, test, replace) in _KINDS.items():
             if not is_candidate(module):
@@ -170,7 +173,8 @@ def _turns(module: Any) -> bool:
     A function that also turns a part of each head is another one.
     """
     like = next(module.parameters())
-    theirs, own = type(module).forward.__globals__[_APPLY], Rotary()
+    theirs = type(module).forward.__globals__[_APPLY]
+    own = Rotary()
     query, key = (_random(like, 1, heads, 5, 8) for heads in (3, 2))
     for dtype in {like.dtype, torch.float32}:
         cos = _random(like, 1, 5, 4).to(dtype).repeat(1, 1, 2)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ from marlaas_worker.trainer.optimizer import (
 from marlaas_worker.trainer.rows import Row
 
 log = logging.getLogger(__name__)
-
+T = TypeVar("T")
 _OF_SAMPLES = LossSums().metrics().keys() - {"loss", "tokens", "sequences"}
 """Metrics that compare policies, or are those of sampled tokens."""
 _MAX_LOSS = 700.0
@@ -87,17 +88,26 @@ class Learner:
         self._assignment = assignment
         self._training = self._own = assignment.training
         self._set_loss()
-        spec = assignment.agent.adapter
-        self._adapter = model.attach(spec.rank, spec.alpha, spec.targets)
+        self._adapter = self._attach()
         self._reference: AttachedAdapter | None = None
         self._initial: dict[str, Tensor] = {}
         self._optimizer = adamw([self._adapter.flat], self._training.optimizer)
-        self._sums, self._work = LossSums(), Counter[str]()
-        self._updated, self._norms = LossSums(), list[float]()
+        self._sums = LossSums()
+        """Of the micro-batches since the last update."""
+        self._updated = LossSums()
+        """Of the step's updates so far."""
+        self._norms: list[float] = []
+        """Of the gradients of the step's updates."""
+        self._work: Counter[str] = Counter()
+        """What the step has computed, by the name of the metric."""
         self._first: AttachedAdapter | None = None
         self._has_moved = False
         self.token_budget = self._training.microbatch_tokens
         self._num_skipped = 0
+
+    def _attach(self) -> AttachedAdapter:
+        spec = self._assignment.agent.adapter
+        return self._model.attach(spec.rank, spec.alpha, spec.targets)
 
     @property
     def config(self) -> AdapterConfig:
@@ -131,7 +141,7 @@ class Learner:
         self._optimizer.state.clear()
         kl = self._own.kl
         if kl.reference.path is None or not kl.coefficient:
-            self._keep_initial(self._adapter.tensors())
+            self._set_initial(self._adapter.tensors())
 
     def begin(self) -> tuple[str, ...]:
         """Load the weights of version 0: the zero adapter, or the adapter of initFrom.
@@ -145,18 +155,18 @@ class Learner:
         if given is not None:
             self._adapter.load(self._read("initFrom", given, remarks))
         if reference is not None and agent.trainable and self._training.kl.coefficient > 0:
-            self._keep_initial(self._read("kl.reference", reference, remarks))
+            self._set_initial(self._read("kl.reference", reference, remarks))
         elif given is not None:
-            self._keep_initial(self._adapter.tensors())
+            self._set_initial(self._adapter.tensors())
         return tuple(remarks)
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
         """Load a version's weights and training state; a step that has begun is dropped. Raises WeightsMismatch, StateInvalid."""
-        self._forget_step()
+        self._drop_step()
         self._has_moved = False
         self._optimizer.state.clear()
         self._adapter.load(weights)
-        self._keep_initial(dict(state.initial))
+        self._set_initial(dict(state.initial))
         self.token_budget = state.token_budget or self._training.microbatch_tokens
         self._num_skipped = state.num_skipped
         if not state.num_updates:
@@ -217,9 +227,7 @@ class Learner:
         self, rows: Sequence[Row], proximal: npt.NDArray[np.float32] | None = None
     ) -> npt.NDArray[np.float32] | None:
         """Call `accumulate`; if the device has no memory for it, drop the gradients so far and return None."""
-        found: list[npt.NDArray[np.float32]] = []
-        fits = self._try(lambda: found.append(self.accumulate(rows, proximal)))
-        return found[0] if fits else None
+        return self._try(lambda: self.accumulate(rows, proximal))
 
     def kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64]:
         """Return the sum of log(mu / reference) over each trajectory's tokens in these rows, [num_trajectories].
@@ -239,15 +247,12 @@ class Learner:
 
     def try_kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64] | None:
         """Call `kl_by_trajectory`; if the device has no memory for it, drop the whole step so far and return None."""
-        sums: list[npt.NDArray[np.float64]] = []
-        fits = self._try(lambda: sums.append(self.kl_by_trajectory(rows, num_trajectories)))
-        return sums[0] if fits else None
+        return self._try(lambda: self.kl_by_trajectory(rows, num_trajectories))
 
     def refer_to(self, weights: Mapping[str, Tensor]) -> None:
         """Use these weights as the KL reference. Raises WeightsMismatch."""
         if self._reference is None:
-            spec = self._assignment.agent.adapter
-            self._reference = self._model.attach(spec.rank, spec.alpha, spec.targets)
+            self._reference = self._attach()
         self._reference.load(weights)
 
     @property
@@ -282,10 +287,11 @@ class Learner:
         self._sums = LossSums()
         if not sums.denominator:
             return
-        if self._is_first_needed and not self._has_moved:
-            self._keep_first()
+        if self._loss.is_proximal and self._training.has_several_updates and not self._has_moved:
+            self._copy_first()
         self._adapter.collect_gradients()
-        rate, views = self._rate(number), self._adapter.parameters.values()
+        rate = self._rate(number)
+        views = self._adapter.parameters.values()
         with deterministic(self._training.is_deterministic):
             norm = update(self._optimizer, sums.denominator / factor, rate, optimizer.max_grad_norm, views)
         self._adapter.drop_gradients()
@@ -296,15 +302,20 @@ class Learner:
     def step(self, number: int, num_groups: int) -> dict[str, float]:
         """Take the last update of a step, and return the step's metrics without those that are not finite.
 
-        Metrics besides those of the loss: updates, number of updates; grad_norm, mean norm of their gradients; computed_tokens, tokens
-        computed by the model, padding included; segment_tokens, total length of the segments, which is larger where prefixes are
-        shared; microbatch_tokens, the step's token budget; skipped_update, number of updates whose gradient was not finite.
-        Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss).
+        Metrics besides those of the loss:
 
-        Args: as `update`. Raises GradientInvalid.
+        - updates: number of updates. skipped_update: number of those whose gradient was not finite.
+        - grad_norm: mean norm of their gradients.
+        - computed_tokens: tokens computed by the model, padding included.
+        - segment_tokens: total length of the segments, which is larger where prefixes are shared.
+        - microbatch_tokens: the step's token budget.
+
+        Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss).
+        Args and Raises as `update`.
         """
         self.update(number, num_groups)
-        training, norms = self._training, [norm for norm in self._norms if math.isfinite(norm)]
+        training = self._training
+        norms = [norm for norm in self._norms if math.isfinite(norm)]
         metrics = self._updated.metrics() | {name: float(value) for name, value in self._work.items()}
         for name in ("tokens", "sequences"):
             metrics[name] /= training.epochs
@@ -318,9 +329,10 @@ class Learner:
         metrics["learning_rate"] = self._rate(number)
         if norms or not self._norms:
             metrics["grad_norm"] = math.fsum(norms) / max(1, len(norms))
-        metrics |= {"microbatch_tokens": float(self.token_budget), "updates": float(len(self._norms))}
+        metrics["microbatch_tokens"] = float(self.token_budget)
+        metrics["updates"] = float(len(self._norms))
         metrics["skipped_update"] = float(len(self._norms) - len(norms))
-        self._forget_step()
+        self._drop_step()
         self._has_moved = False
         if self._is_before and number == training.steps - 1:
             self._end_sft()
@@ -333,15 +345,12 @@ class Learner:
     def state(self, step: int, consumed: tuple[str, ...]) -> TrainingState:
         """Return the training state that belongs to `weights`, at this position in the data."""
         held = self._optimizer.state[self._adapter.flat]
-        first, second = (
-            self._adapter.parts(held[name].to("cpu", copy=True)) if held else {} for name in ("exp_avg", "exp_avg_sq")
-        )
         return TrainingState(
             step=step,
             consumed=consumed,
             num_updates=int(held["step"]) if held else 0,
-            first_moments=first,
-            second_moments=second,
+            first_moments=self._adapter.parts(held["exp_avg"].to("cpu", copy=True)) if held else {},
+            second_moments=self._adapter.parts(held["exp_avg_sq"].to("cpu", copy=True)) if held else {},
             initial=self._initial,
             token_budget=self.token_budget if self.token_budget < self._training.microbatch_tokens else 0,
             num_skipped=self._num_skipped,
@@ -378,7 +387,7 @@ class Learner:
             remarks.append(f"{field} {path}: {remark}")
         return {name: tensor.float() for name, tensor in tensors.items()}
 
-    def _keep_initial(self, weights: dict[str, Tensor]) -> None:
+    def _set_initial(self, weights: dict[str, Tensor]) -> None:
         """Keep a fixed KL reference, which becomes part of every state.
 
         The zero adapter equals the base model without adapter, so it needs no reference adapter.
@@ -398,32 +407,28 @@ class Learner:
         with torch.no_grad():
             return self._model.logprobs(self._reference, batch, self._temperature)
 
-    def _try(self, work: Callable[[], None]) -> bool:
+    def _try(self, work: Callable[[], T]) -> T | None:
         try:
-            work()
+            return work()
         except OutOfMemory as error:
             text = str(error)  # a log record with the error object would keep the failed pass and its memory alive
             log.warning("%s: %s", self._assignment.policy_key, text)
-        else:
-            return True
-        self._forget_step()  # after the except clause, whose error object keeps the failed pass alive
+        self._drop_step()  # after the except clause, whose error object keeps the failed pass alive
         self._model.free_memory()
-        return False
+        return None
 
-    def _forget_step(self) -> None:
+    def _drop_step(self) -> None:
+        """Drop the gradients and figures of the step that has begun."""
         self._adapter.drop_gradients()
-        self._sums, self._work = LossSums(), Counter[str]()
-        self._updated, self._norms = LossSums(), []
+        self._sums = LossSums()
+        self._updated = LossSums()
+        self._norms = []
+        self._work = Counter()
 
-    @property
-    def _is_first_needed(self) -> bool:
-        return self._loss.is_proximal and self._training.has_several_updates
-
-    def _keep_first(self) -> None:
+    def _copy_first(self) -> None:
         """Copy the parameters of the step's beginning, under which its later micro-batches are scored."""
         if self._first is None:
-            spec = self._assignment.agent.adapter
-            self._first = self._model.attach(spec.rank, spec.alpha, spec.targets)
+            self._first = self._attach()
         with torch.no_grad():
             self._first.flat.copy_(self._adapter.flat)
 
@@ -431,6 +436,6 @@ class Learner:
         self._num_skipped = 0 if math.isfinite(norm) else self._num_skipped + 1
         if self._num_skipped >= MAX_SKIPPED:
             raise GradientInvalid(
-                f"the gradient of {self._assignment.policy_key} is not finite (its norm is {norm}) in {self._num_skipped} updates in a row, the last of them of "
-                f"step {number}: training diverges; create a new job with a lower training.optimizer.learningRate or a longer warmupSteps"
+                f"the gradient of {self._assignment.policy_key} is not finite (its norm is {norm}) in {self._num_skipped} updates in a row, "
+                f"the last of them of step {number}: training diverges; create a new job with a lower training.optimizer.learningRate or a longer warmupSteps"
             )

@@ -15,9 +15,9 @@ output, the input times A, that times B, and the sum. Gradients pass through the
 float32. PEFT would add the adapter's output in float32, which no engine does. These values are computed once for each
 version of the weights, in a buffer for all layers (`ActiveAdapter`).
 
-Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU without such instructions
-multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module multiplies in float32 and then rounds: the
-same result, except for the order of summation.
+Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU
+without such instructions multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module
+multiplies in float32 and then rounds: the same result, except for the order of summation.
 """
 
 import math
@@ -68,7 +68,7 @@ class ActiveAdapter:
         self._copied: tuple[AttachedAdapter, int, torch.dtype] | None = None
         self._copies: dict[str, tuple[Tensor, Tensor]] = {}
 
-    def forget(self, adapter: "AttachedAdapter") -> None:
+    def detach(self, adapter: "AttachedAdapter") -> None:
         """Free the copy of an adapter, which is then not the active one."""
         if self.adapter is adapter:
             self.adapter = None
@@ -135,7 +135,8 @@ def _forward(layer: Any, name: str, active: ActiveAdapter, hidden: Tensor) -> Te
     matrices = None if adapter is None else adapter.layers.get(name)
     if adapter is None or matrices is None:
         return _bare(layer, hidden)
-    is_half, made = layer.weight.dtype in HALF, getattr(hidden, "made", None)
+    is_half = layer.weight.dtype in HALF
+    made = getattr(hidden, "made", None)
     kind: Any = _HalfLinear if is_half else _AdaptedLinear
     held = active.held(name, layer.weight) if is_half else None
     result: Tensor = kind.apply(hidden, layer.weight, layer.bias, *matrices, adapter.config.scaling, held, made)
@@ -181,10 +182,12 @@ class _HalfLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         hidden, weight, bias, _, _, scaling, held, made = inputs
-        working, dtype = working_dtype(weight), weight.dtype
+        working = working_dtype(weight)
+        dtype = weight.dtype
         flat = hidden.reshape(-1, hidden.shape[-1]).to(working)
         offset = None if bias is None else bias.to(working)
-        result, low = nn.functional.linear(flat, weight.to(working), offset).to(dtype), None
+        result = nn.functional.linear(flat, weight.to(working), offset).to(dtype)
+        low = None
         if held is not None:
             low = (flat @ held[0].T).to(dtype)
             result += (low.to(working) @ held[1].T).to(dtype)

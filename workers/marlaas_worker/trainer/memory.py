@@ -1,8 +1,9 @@
 """Device memory of micro-batches: gradient checkpointing where activations would not fit, and the budget after a failure.
 
 A micro-batch whose activations would not fit keeps only each layer's input. The backward pass recomputes the layer by
-the same kernels on the same numbers (there is no dropout), so the results are bitwise equal if the kernels are deterministic. It takes about half more
-time than forward and backward otherwise take. The memory per token is measured, not estimated from the architecture.
+the same kernels on the same numbers (there is no dropout), so the results are bitwise equal if the kernels are
+deterministic. It takes about half more time than forward and backward otherwise take. The memory per token is measured,
+not estimated from the architecture.
 
 The packing of rows decides the order in which gradients are summed, and in 16 bits another packing moves gradients by
 up to several percent. So micro-batches are cut by the step's content and token budget alone, never by free memory. The
@@ -83,8 +84,10 @@ class LayerRecompute:
     """
 
     def __init__(self, decoder: nn.Module, max_bytes: int | None) -> None:
-        self.max_bytes, self.bytes_per_token = max_bytes, 0.0
-        self._decoder, self._is_on = decoder, False
+        self.max_bytes = max_bytes
+        self.bytes_per_token = 0.0
+        self._decoder = decoder
+        self._is_on = False
         for layer in decoder.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 layer.forward = self._twice(layer.forward)
@@ -103,7 +106,7 @@ class LayerRecompute:
                 kept[storage.data_ptr()] = storage.nbytes()
             return tensor.detach()  # the tensor itself would form a cycle through its graph, which is never freed
 
-        with saved_tensors_hooks(count, _as_it_is):
+        with saved_tensors_hooks(count, lambda tensor: tensor):
             graph = forward()
         self.bytes_per_token = sum(kept.values()) / num_tokens
         del graph  # kept until here: memory of a freed tensor could be reused and counted under the same address
@@ -129,7 +132,3 @@ class LayerRecompute:
             return forward(*args, **kwargs)
 
         return chosen
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

@@ -67,7 +67,8 @@ class BaseModel:
     ) -> None:
         self.device = torch.device(device or ("cuda" if uses_gpu() else "cpu"))
         compute_reproducibly(self.device)
-        self._name, self._hub = Path(path).name, hub
+        self._name = Path(path).name
+        self._hub = hub
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
         self._adopt(load_base_model(Path(path), dtype).to(self.device), activation_bytes)
         replace_layers(self._decoder)
@@ -78,7 +79,8 @@ class BaseModel:
 
     def _adopt(self, model: Any, activation_bytes: int | None) -> None:
         self._model = model
-        self._decoder, self._head = model.get_decoder(), model.get_output_embeddings()
+        self._decoder = model.get_decoder()
+        self._head = model.get_output_embeddings()
         self._layers = self._adaptable_layers()
         self.linear_layers = tuple(sorted({name.rsplit(".", 1)[-1] for name in self._layers}))
         self._active = ActiveAdapter()
@@ -137,9 +139,9 @@ class BaseModel:
         return adapter
 
     def detach(self, adapter: AttachedAdapter) -> None:
-        """Forget an adapter, so that its memory is freed with the caller's last reference; do nothing if it is already forgotten."""
+        """Detach an adapter, so that its memory is freed with the caller's last reference. May be repeated."""
         self._attached.pop(adapter.name, None)
-        self._active.forget(adapter)
+        self._active.detach(adapter)
 
     def free_memory(self) -> None:
         """Free memory that a failed computation still holds on the device."""

@@ -19,7 +19,7 @@ from marlaas_api.messages.training_settings import OptimizerSettings
 from marlaas_worker.tensor_file import write_tensors
 
 MAX_SKIPPED = 3
-"""Number of consecutive steps without a finite gradient at which the agent fails: a single one is skipped, this many mean that training diverges."""
+"""Consecutive steps without a finite gradient at which the agent fails: one is skipped, this many mean that training diverges."""
 
 
 class GradientInvalid(Permanent):
@@ -95,23 +95,21 @@ class StateInvalid(Permanent):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingState:
-    """AdamW's moments by parameter name, its step count, and the version's position in the data.
-
-    step: the step that produced the version; -1 for version 0. consumed: that step's groups, by position.
-    initial: weights of the fixed KL reference (version 0, or the adapter that the job names); empty if it is the zero
-    adapter.
-    token_budget: token budget of later micro-batches; 0: the job's `microbatchTokens`.
-    num_skipped: consecutive steps without a finite gradient, up to and including this one.
-    """
+    """AdamW's moments by parameter name, its step count, and the version's position in the data."""
 
     step: int = -1
+    """The step that produced the version; -1 for version 0."""
     consumed: tuple[str, ...] = ()
+    """That step's groups, by position."""
     num_updates: int = 0
     first_moments: Mapping[str, Tensor] = field(default_factory=dict)
     second_moments: Mapping[str, Tensor] = field(default_factory=dict)
     initial: Mapping[str, Tensor] = field(default_factory=dict)
+    """Weights of the fixed KL reference (version 0, or the adapter that the job names); empty if it is the zero adapter."""
     token_budget: int = 0
+    """Token budget of later micro-batches; 0: the job's `microbatchTokens`."""
     num_skipped: int = 0
+    """Consecutive steps without a finite gradient, up to and including this one."""
 
 
 def write_state(state: TrainingState) -> bytes:

@@ -5,48 +5,41 @@ was bound; both count half after ten minutes. So the cost of an agent that moves
 trainers stay the same. Steps may take minutes, and a shorter time would see an agent as idle between two of them.
 """
 
-from collections.abc import Collection, Container, Iterable, Mapping
-
-from marlaas_worker.recent import RecentSums
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 HALF_LIFE_S = 600.0
 PRIOR_S = 60.0
 """Seconds for which an agent counts as the mean of all agents, in addition to what was measured: new agents are unknown."""
 MIN_PART = 0.1
 """Least cost of an agent, as a part of the mean: it may become busy at any time."""
-_LEAST_S = 1e-3
 
 Work = Mapping[str, tuple[float, float]]
 """Recent seconds of computation, and for which the agent was bound, by policy key."""
 
 
+@dataclass(slots=True)
 class RecentWork:
-    """The recent work of one trainer's agents. The caller passes the clock, in seconds."""
+    """The recent work of one agent on one trainer. The caller passes the clock, in seconds."""
 
-    def __init__(self, now: float) -> None:
-        self._busy, self._bound = RecentSums(HALF_LIFE_S, _LEAST_S), RecentSums(HALF_LIFE_S, _LEAST_S)
-        self._totals: dict[str, float] = {}
-        self._at = now
+    at: float
+    """Time of the last call, or of the creation."""
+    computed_s: float = 0.0
+    bound_s: float = 0.0
+    _total_s: float = 0.0
 
-    def advance(self, busy_s: Mapping[str, float], bound: Collection[str], now: float) -> Work:
-        """Count the time since the last call, and return the recent work.
+    def advance(self, total_s: float, is_bound: bool, now: float) -> tuple[float, float]:
+        """Count the time since the last call; return the recent seconds of computation, and for which the agent was bound.
 
-        Args:
-            busy_s: seconds of computation since the trainer's start, by policy key. A key whose total has become smaller
-                begins anew.
-            bound: policy keys of the agents that are bound now.
+        total_s: seconds of computation since the trainer's start. is_bound: whether the agent is bound now.
         """
-        grown = {key: total - self._totals.get(key, 0.0) for key, total in busy_s.items()}
-        self._busy.add({key: more if more >= 0 else busy_s[key] for key, more in grown.items() if more}, now)
-        self._bound.add(dict.fromkeys(bound, now - self._at), now)
-        self._totals, self._at = dict(busy_s), now
-        busy = self._busy.at(now)
-        return {key: (round(busy.get(key, 0.0), 3), round(total, 3)) for key, total in self._bound.at(now).items()}
-
-    def keep(self, jobs: Container[str]) -> None:
-        """Drop the work of agents of all other jobs; jobs are given by key."""
-        for sums in (self._busy, self._bound):
-            sums.keep(lambda key: key.rpartition(".")[0] in jobs)
+        elapsed_s = now - self.at
+        remaining = 0.5 ** (elapsed_s / HALF_LIFE_S)
+        self.computed_s = self.computed_s * remaining + total_s - self._total_s
+        self.bound_s = self.bound_s * remaining + (elapsed_s if is_bound else 0.0)
+        self._total_s = total_s
+        self.at = now
+        return round(self.computed_s, 3), round(self.bound_s, 3)
 
 
 def recent_costs(agents: Collection[str], reported: Iterable[Work]) -> dict[str, float]:
@@ -55,7 +48,8 @@ def recent_costs(agents: Collection[str], reported: Iterable[Work]) -> dict[str,
     Args:
         reported: the work that each trainer reports.
     """
-    busy, bound = dict.fromkeys(agents, 0.0), dict.fromkeys(agents, 0.0)
+    busy = dict.fromkeys(agents, 0.0)
+    bound = dict.fromkeys(agents, 0.0)
     for work in reported:
         for key in busy.keys() & work.keys():
             busy[key] += work[key][0]

@@ -6,14 +6,11 @@ from functools import partial
 from marlaas_api.blobs import BlobRef
 from marlaas_api.messages import PolicyRecord
 from marlaas_api.numeric import trained_bytes
-from marlaas_api.retries import patiently
-from marlaas_worker.trainer.assignment import Assignment
 from marlaas_worker.trainer.intake import StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.room import Pause
-from marlaas_worker.trainer.shared import TrainerDependencies
-from marlaas_worker.trainer.version_cache import CachedVersion
-from marlaas_worker.trainer.versions import PastVersions, read_manifest, read_version
+from marlaas_worker.trainer.trained_agent import TrainedAgent
+from marlaas_worker.trainer.versions import CachedVersion, PastVersions, read_manifest, read_version
 
 
 class Residence:
@@ -22,11 +19,15 @@ class Residence:
     changed: set when the agent may enter, or has to leave.
     """
 
-    def __init__(self, dependencies: TrainerDependencies, assignment: Assignment, changed: asyncio.Event) -> None:
-        self._dependencies, self._assignment, self._changed = dependencies, assignment, changed
+    def __init__(self, agent: TrainedAgent, changed: asyncio.Event) -> None:
+        self._agent = agent
+        self._shared = agent.shared
+        self._assignment = agent.assignment
+        self._changed = changed
         self._made: list[Learner] = []
         self._wants_all = False
-        self._past, self._reference_version = PastVersions(dependencies.context.blobs), -1
+        self._past = PastVersions(agent.shared.context.blobs)
+        self._reference_version = -1
 
     @property
     def is_here(self) -> bool:
@@ -40,11 +41,11 @@ class Residence:
 
     def enters(self, is_due: bool) -> bool:
         """Return whether there is room; if not, `changed` is set when there may be. is_due: see `room`."""
-        return self._dependencies.room.enter(self._assignment.policy_key, self._need(), is_due, self._changed.set)
+        return self._shared.room.enter(self._assignment.policy_key, self._need(), is_due, self._changed.set)
 
     def claim_all(self) -> bool:
         """Need the whole room at the next entry; return False, and need what the agent needs, if it is alone already."""
-        self._wants_all = self._dependencies.room.is_shared
+        self._wants_all = self._shared.room.is_shared
         return self._wants_all
 
     def share_again(self) -> None:
@@ -53,22 +54,20 @@ class Residence:
 
     def _need(self) -> int:
         if self._wants_all:
-            return self._dependencies.room.size
+            return self._shared.room.size
         agent, spec = self._assignment.agent, self._assignment.document.spec
         if not agent.trainable:
             return 0
-        bytes_per_rank = self._dependencies.memory.bytes_per_rank
+        bytes_per_rank = self._shared.memory.bytes_per_rank
         return trained_bytes(agent.adapter.rank, spec.num_copies(agent), bytes_per_rank)
 
     def must_leave(self, inbox: StepInbox) -> bool:
         """Return whether another agent needs the place. inbox: what is left to train. Raises LogInvalid."""
-        return self._dependencies.room.pause(self._assignment.policy_key, pause_of(inbox))
+        return self._shared.room.pause(self._assignment.policy_key, pause_of(inbox))
 
     async def make_learner(self) -> Learner:
         """Make the learner of an agent that has entered."""
-        await self._dependencies.compute.run(
-            lambda: self._made.append(Learner(self._dependencies.model, self._assignment)), self._assignment.account
-        )
+        await self._agent.compute(lambda: self._made.append(Learner(self._shared.model, self._assignment)))
         return self._made[-1]
 
     async def restore(self, manifest: BlobRef) -> None:
@@ -82,14 +81,12 @@ class Residence:
 
     async def reload(self, manifest: BlobRef) -> None:
         """Load a version into the learner that is here. Raises as `restore`."""
-        learner, versions = self.learner, self._dependencies.versions
-        version = versions.find(self._assignment.policy_key, manifest)
+        learner, versions = self.learner, self._shared.versions
+        version = versions.get(self._assignment.policy_key, manifest)
         if version is None:
             version = await self._read(manifest)
-            versions.keep(self._assignment.policy_key, version)
-        await self._dependencies.compute.run(
-            lambda: learner.restore(version.weights, version.state), self._assignment.account
-        )
+            versions.put(self._assignment.policy_key, version)
+        await self._agent.compute(lambda: learner.restore(version.weights, version.state))
 
     async def move_reference(self, record: PolicyRecord) -> None:
         """Load the KL reference of the next step, if it follows the policy. record: the committed version.
@@ -103,27 +100,26 @@ class Residence:
         version = max(0, record.version - behind)
         if version == self._reference_version:
             return
-        read = partial(self._past.weights, newest, record.version, version)
-        weights = await patiently(read, self._assignment.policy_key, self._dependencies.timing.retry_s)
-        await self._dependencies.compute.run(partial(self.learner.refer_to, weights), self._assignment.account)
+        weights = await self._agent.patiently(partial(self._past.weights, newest, record.version, version))
+        await self._agent.compute(partial(self.learner.refer_to, weights))
         self._reference_version = version
 
     async def _read(self, ref: BlobRef) -> CachedVersion:
         """Read a version from the blob store, waiting while it is unavailable."""
-        blobs, retry_s = self._dependencies.context.blobs, self._dependencies.timing.retry_s
+        blobs = self._shared.context.blobs
 
         async def read() -> CachedVersion:
             return CachedVersion(ref, *await read_version(blobs, await read_manifest(blobs, ref)))
 
-        return await patiently(read, self._assignment.policy_key, retry_s)
+        return await self._agent.patiently(read)
 
     async def leave(self) -> None:
         """Close the learner, also one whose making was cancelled, and free the room. May be repeated."""
         for learner in self._made:
-            await self._dependencies.compute.run(learner.close, self._assignment.account)
+            await self._agent.compute(learner.close)
         self._made.clear()
         self._reference_version = -1
-        self._dependencies.room.leave(self._assignment.policy_key)
+        self._shared.room.leave(self._assignment.policy_key)
 
 
 def pause_of(inbox: StepInbox) -> Pause:

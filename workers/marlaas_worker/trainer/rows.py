@@ -21,23 +21,22 @@ D = TypeVar("D", bound=np.generic)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """A run of tokens that a model processed as one context, and which of them are trained.
-
-    ids: int32 [T].
-    generated: bool [T], true where a token was sampled and is trained here (never at 0).
-    behaviour: float32 [T], logprobs of generated tokens, else 0.
-    version: the policy version that sampled the last turn; for readers only.
-    advantage: advantage of the trajectory, or float32 [T], of each generated token. trajectory: a number that the segments of one trajectory share.
-    trajectory_tokens: generated tokens of the whole trajectory; None: the segment is the whole trajectory.
-    """
+    """A run of T tokens that a model processed as one context, and which of them are trained."""
 
     ids: npt.NDArray[np.int32]
+    """[T]"""
     generated: npt.NDArray[np.bool_]
+    """[T], true where a token was sampled and is trained here (never at 0)."""
     behaviour: npt.NDArray[np.float32]
+    """[T], logprobs of generated tokens, else 0."""
     version: int
+    """The policy version that sampled the last turn; for readers only."""
     advantage: float | npt.NDArray[np.float32]
+    """Of the trajectory, or [T], of each generated token."""
     trajectory: int = 0
+    """A number that the segments of one trajectory share."""
     trajectory_tokens: int | None = None
+    """Generated tokens of the whole trajectory; None: the segment is the whole trajectory."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -50,29 +49,31 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A tree of tokens, and the generated tokens that it predicts.
-
-    ids, parents, depths: int32 [T]; a root's parent is -1 and its depth 0.
-    before, targets: int32 [N], the index from which each generated token is predicted, and the token's id.
-    behaviour, advantages: float32 [N].
-    sequences: int32 [N], the token's segment, below num_segments.
-    trajectories, lengths: int32 [N], the token's trajectory, and that trajectory's number of generated tokens,
-    including those in other rows.
-    num_segment_tokens: total length of the segments; a shared token counts once per segment.
-    """
+    """A tree of T tokens, and the N generated tokens that it predicts."""
 
     ids: npt.NDArray[np.int32]
+    """[T]"""
     parents: npt.NDArray[np.int32]
+    """[T], -1 for a root."""
     depths: npt.NDArray[np.int32]
+    """[T], 0 for a root."""
     before: npt.NDArray[np.int32]
+    """[N], index from which each generated token is predicted."""
     targets: npt.NDArray[np.int32]
+    """[N], ids of the generated tokens."""
     behaviour: npt.NDArray[np.float32]
+    """[N], behaviour logprobs."""
     advantages: npt.NDArray[np.float32]
+    """[N]"""
     sequences: npt.NDArray[np.int32]
+    """[N], the token's segment, below num_segments."""
     trajectories: npt.NDArray[np.int32]
+    """[N], the token's trajectory."""
     lengths: npt.NDArray[np.int32]
+    """[N], number of generated tokens of that trajectory, including those in other rows."""
     num_segments: int
     num_segment_tokens: int
+    """Total length of the segments; a shared token counts once per segment."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Collection
 from functools import partial
 
@@ -20,26 +21,26 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.errors import MarlaasError, Retryable, Unreadable
 from marlaas_api.fenced import Overtaken
 from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
+from marlaas_api.names import AgentRef
 from marlaas_api.retries import patiently
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.device_errors import DeviceLost, OutOfMemory
 from marlaas_worker.devices import check_gpus, uses_gpu
-from marlaas_worker.metrics import Sample
+from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.trainer import agent_memory
 from marlaas_worker.trainer.agent import AgentTrainer
-from marlaas_worker.trainer.assignment import Absences, Assignment, Recent, may_bind
+from marlaas_worker.trainer.assignment import Absences, Assignment, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
 from marlaas_worker.trainer.commit import AgentLease, PolicyKey
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.faults import Faults
+from marlaas_worker.trainer.faults import AgentFault, reason_of
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.recent_work import RecentWork
 from marlaas_worker.trainer.room import AgentRoom
-from marlaas_worker.trainer.running import Running, bound_names, samples
-from marlaas_worker.trainer.shared import Timing, TrainerDependencies
-from marlaas_worker.trainer.version_cache import VersionCache
+from marlaas_worker.trainer.trained_agent import KEPT_S, Binding, Timing, TrainedAgent, TrainerDependencies
+from marlaas_worker.trainer.versions import VersionCache
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
         memory = await compute.run(lambda: agent_memory.measure(model, pool))
         model.limit_activations(memory.activation_bytes)
-        room, versions = AgentRoom(memory.room_bytes), VersionCache(memory.host_bytes)
+        room = AgentRoom(memory.room_bytes)
+        versions = VersionCache(memory.host_bytes)
         dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room, versions)
         await Trainer(dependencies, pool.name).run()
     finally:
@@ -89,20 +91,18 @@ class Trainer:
     """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
 
     def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
-        self._dependencies, self._pool = dependencies, pool
-        self._context, self._timing = dependencies.context, dependencies.timing
+        self._shared = dependencies
+        self._pool = pool
+        self._context = dependencies.context
+        self._timing = dependencies.timing
         self._reporter = Reporter(self._context, ("trainer", pool), self._report, self._timing.report_s)
-        self._running: dict[str, Running] = {}
-        self._faults = Faults(self._context.now, self._timing.fault_s)
-        self._absences, self._recent = Absences(), Recent()
-        self._collecting: set[str] = set()
-        self._cleaned: set[tuple[str, str]] = set()
-        self._collections = asyncio.Semaphore(8)
+        self._agents: dict[AgentRef, TrainedAgent] = {}
+        self._absences = Absences()
+        self._cleanups = asyncio.Semaphore(8)
         self._wake = asyncio.Event()
         self._is_current = True
         self._caches = TrainerCaches(self._context.bus, pool, self._wake.set)
         self._started = time.perf_counter()
-        self._work = RecentWork(self._started)
         self._context.metrics.ready = lambda: not self._context.stop.is_set()
         self._context.metrics.samples = self._samples
 
@@ -123,57 +123,110 @@ class Trainer:
             for task in beside:
                 task.cancel()
             await self._reporter.withdraw()  # first, so that the agents are placed elsewhere once they are released
-            for running in self._running.values():
-                running.end()
+            for agent in self._running.values():
+                agent.end()
+
+    async def _wake_to_stop(self) -> None:
+        await self._context.stop.wait()
+        self._wake.set()
+
+    @property
+    def _running(self) -> dict[str, TrainedAgent]:
+        """Agents that have a task, by policy key. A job waits for the task of an earlier one of its name."""
+        return {agent.assignment.policy_key: agent for agent in self._agents.values() if agent.task is not None}
+
+    @property
+    def _refused(self) -> frozenset[str]:
+        """Policy keys of agents that are left alone now, because their training failed."""
+        now = self._context.now()
+        faulty = (agent for agent in self._agents.values() if agent.fault is not None and now < agent.fault.until)
+        return frozenset(agent.assignment.policy_key for agent in faulty)
+
+    def _agent(self, assignment: Assignment) -> TrainedAgent:
+        """Return what is kept of an agent; nothing yet of a new one."""
+        ref = assignment.agent_ref
+        if ref not in self._agents:
+            work = RecentWork(time.perf_counter())
+            self._agents[ref] = TrainedAgent(self._shared, assignment, work, seen_at=self._context.now())
+        return self._agents[ref]
 
     def _reconcile(self, tasks: asyncio.TaskGroup) -> None:
-        current, self._is_current = self._is_current, self._caches.current()
+        was_current = self._is_current
+        self._is_current = self._caches.current()
         if not self._is_current:
-            if current:
+            if was_current:
                 log.warning("the bus does not answer; until it does, no agent is bound or released")
-            self._absences.forget()
+            self._absences = Absences()  # an outage shows nothing about other trainers
             return
         view, now = self._caches.view(), self._context.now()
         self._absences.observe(view.holders, view.live, now)
-        self._account(view, now)
+        self._drop_gone(view, now)
+        documents = [assignment.document for assignment in view.wanted.values()]
+        self._shared.compute.queue.set_weights({one.tenant: one.tenant_weight for one in documents})
         # Measured costs change from report to report, and so does the choice among agents of about the same cost: more agents
         # than necessary would leave if those that leave already were not counted as gone.
-        leaving = {key for key, running in self._running.items() if running.is_leaving}
-        mine = view.placed_on(self._context.name, self._faults.refused | leaving)
-        self._drop(view, mine)
-        self._faults.keep(view.wanted)
+        leaving = {key for key, agent in self._running.items() if agent.is_leaving}
+        mine = view.placed_on(self._context.name, self._refused | leaving)
+        self._apply(view, mine)
         for key in mine - self._running.keys():
             assignment, known = view.wanted[key], view.known.get(key)
             if self._may_train(assignment, known.record if known else None):
-                task = tasks.create_task(self._train(assignment, known), name=f"train {key}")
-                task.add_done_callback(partial(self._ended, key))
-                self._running[key] = Running(assignment, task)
-        self._collect(view, mine, tasks)
+                agent = self._agent(assignment)
+                task = tasks.create_task(self._train(agent, known), name=f"train {key}")
+                task.add_done_callback(partial(self._ended, agent))
+                agent.begin(assignment, task)
+        self._clean_up(view, mine, tasks)
 
-    def _collect(self, view: View, mine: Collection[str], tasks: asyncio.TaskGroup) -> None:
+    def _drop_gone(self, view: View, now: float) -> None:
+        """Drop the agents whose jobs have had no document for a while."""
+        for ref, agent in list(self._agents.items()):
+            if ref.job in view.jobs:
+                agent.seen_at = now
+            elif agent.is_idle and now - agent.seen_at > KEPT_S:
+                del self._agents[ref]
+
+    def _apply(self, view: View, mine: Collection[str]) -> None:
+        """Apply a view: end the tasks of agents that are no longer wanted, whose job changed, or whose lease is lost.
+
+        Agents that are placed on another trainer leave at their next step boundary.
+        """
+        ended = {assignment.agent_ref for assignment in view.ended.values()}
+        for ref, agent in self._agents.items():
+            key = agent.assignment.policy_key
+            same = agent.assignment.is_as(view.wanted.get(key))
+            agent.is_unwanted = key not in view.wanted
+            agent.is_cleaned &= ref in ended
+            if not same:
+                agent.fault = None
+            if not same or agent.lost_to(view.known.get(key)):
+                agent.end()
+            elif key not in mine and agent.binding is not None:
+                agent.binding.leave()
+
+    def _clean_up(self, view: View, mine: Collection[str], tasks: asyncio.TaskGroup) -> None:
         """Clean up ended jobs, and release unused leases."""
-        now, name = self._context.now(), self._context.name
-        self._cleaned &= {assignment.key_and_uid for assignment in view.ended.values()}
-        ended = view.left_behind(name, self._running, lambda holder: self._absences.gone(holder, now), self._cleaned)
-        for assignment in [*ended, *view.unused_leases(name, self._running, mine)]:
-            key = assignment.policy_key
-            if key not in self._collecting:
-                self._collecting.add(key)
-                tasks.create_task(self._let_go(assignment, view.known[key], key in view.ended), name=f"collect {key}")
+        now, name, running = self._context.now(), self._context.name, self._running
+        cleaned = {ref for ref, agent in self._agents.items() if agent.is_cleaned}
+        ended = view.left_behind(name, running, lambda holder: self._absences.gone(holder, now), cleaned)
+        for assignment in [*ended, *view.unused_leases(name, running, mine)]:
+            key, agent = assignment.policy_key, self._agent(assignment)
+            if not agent.is_cleaning:
+                agent.is_cleaning = True
+                let_go = self._let_go(agent, assignment, view.known[key], key in view.ended)
+                tasks.create_task(let_go, name=f"clean up {key}")
 
-    async def _let_go(self, assignment: Assignment, known: PolicyEntry, is_over: bool) -> None:
+    async def _let_go(self, agent: TrainedAgent, assignment: Assignment, known: PolicyEntry, is_over: bool) -> None:
         """Release an agent's lease. If its job has ended, first delete the consumer and unreferenced blobs."""
         key, record = assignment.policy_key, known.record
         try:
             if record is None:
                 return
-            bucket = await self._context.bus.bucket(subjects.POLICY)
-            policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
+            policy = await self._policy(assignment)
             if is_over:
-                async with self._collections:
+                async with self._cleanups:
                     await policy.tidy(record)
                     await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
-                self._cleaned.add(assignment.key_and_uid)
+                agent.is_cleaned = True
             if record.holder:
                 await policy.release(AgentLease(record, known.entry.revision))
         except MarlaasError as error:
@@ -181,33 +234,11 @@ class Trainer:
             log.warning("%s: cleaning up failed, retry in %g s: %s", key, pause_s, error)
             await wait_for(self._context.stop, pause_s)
         finally:
-            self._collecting.discard(key)
+            agent.is_cleaning = False
 
-    def _account(self, view: View, now: float) -> None:
-        """Apply the tenants' present weights, and drop the figures of jobs that are gone."""
-        compute = self._dependencies.compute
-        for assignment in view.wanted.values():
-            with contextlib.suppress(ValueError):  # not positive: the last valid weight stays
-                compute.queue.set_weight(assignment.document.tenant, assignment.document.tenant_weight)
-        compute.queue.keep_weights({assignment.document.tenant for assignment in view.wanted.values()})
-        kept = self._recent.of(view.jobs, now)
-        compute.keep_accounts(kept)
-        self._dependencies.keep_counters(kept)
-        self._work.keep(kept)
-
-    def _drop(self, view: View, mine: Collection[str]) -> None:
-        """End the tasks of agents that are no longer wanted, whose job changed, or whose lease is lost.
-
-        Agents that are placed on another trainer leave at their next step boundary.
-        """
-        for key, running in self._running.items():
-            known = view.known.get(key)
-            running.is_unwanted = key not in view.wanted
-            same = running.assignment.is_as(view.wanted.get(key))
-            if not same or running.lost_to(known):
-                running.end()
-            elif key not in mine:
-                running.leave()
+    async def _policy(self, assignment: Assignment) -> PolicyKey:
+        bucket = await self._context.bus.bucket(subjects.POLICY)
+        return PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
 
     def _may_train(self, assignment: Assignment, record: PolicyRecord | None) -> bool:
         if assignment.is_complete(record):
@@ -215,98 +246,119 @@ class Trainer:
         gone = record is not None and self._absences.gone(record.holder, self._context.now())
         return may_bind(record, assignment.ref.uid, self._context.name, gone)
 
-    def _ended(self, key: str, _: asyncio.Task[None]) -> None:
-        del self._running[key]
+    def _ended(self, agent: TrainedAgent, _: asyncio.Task[None]) -> None:
+        agent.task = None
+        agent.binding = None
         self._wake.set()
 
-    async def _train(self, assignment: Assignment, known: PolicyEntry | None) -> None:
+    async def _train(self, agent: TrainedAgent, known: PolicyEntry | None) -> None:
         """Run one agent's task and record its error. Raises DeviceLost only: it affects all agents and ends the role."""
-        self._faults.forget(assignment.policy_key)
+        key = agent.assignment.policy_key
         try:
-            current = await self._caches.read_policy(assignment.policy_key)
+            current = await self._caches.read_policy(key)
             if current == known:  # else the decision to bind was made on an outdated record, and is made again
-                await self._bind_and_train(assignment, current)
+                await self._bind_and_train(agent, current)
         except DeviceLost:
             raise
         except Overtaken as error:
             why = f"another trainer has taken the agent: {error}"
             log.warning("%s", why)
-            if self._running[assignment.policy_key].training is not None:
-                await self._dependencies.emit(assignment, "LeaseLost", why)
+            if agent.binding is not None:
+                await agent.emit("LeaseLost", why)
         except (OutOfMemory, Unreadable) as error:  # another trainer may have more memory, or be of a newer release
-            await self._give_up(assignment, error)
+            await self._give_up(agent, error)
         except Retryable as error:
-            log.warning("%s: %s; binding it again", assignment.policy_key, error)
+            log.warning("%s: %s; binding it again", key, error)
             await asyncio.sleep(self._timing.retry_s)
         except Exception as error:
-            log.exception("training of %s failed", assignment.policy_key)
-            await self._give_up(assignment, error)
+            log.exception("training of %s failed", key)
+            await self._give_up(agent, error)
 
-    async def _bind_and_train(self, assignment: Assignment, current: PolicyEntry | None) -> None:
-        bucket = await self._context.bus.bucket(subjects.POLICY)
-        policy = PolicyKey(self._context, bucket, assignment, self._timing.retry_s)
-        training = AgentTrainer(self._dependencies, assignment, policy, await policy.bind(current))
-        self._running[assignment.policy_key].training = training
+    async def _bind_and_train(self, agent: TrainedAgent, current: PolicyEntry | None) -> None:
+        key = agent.assignment.policy_key
+        policy = await self._policy(agent.assignment)
+        agent.binding = binding = Binding(await policy.bind(current))
         try:
-            await training.run()
+            await AgentTrainer(agent, binding, policy).run()
         except (Exception, asyncio.CancelledError):
-            if await self._clean_up(assignment):
-                await policy.release(training.lease)
+            if await self._delete_consumer(agent):
+                await policy.release(binding.lease)
             raise
-        if training.is_leaving:
-            log.info("%s is released for another trainer", assignment.policy_key)
-            await policy.release(training.lease)
+        if binding.is_leaving:
+            log.info("%s is released for another trainer", key)
+            await policy.release(binding.lease)
             with contextlib.suppress(BusUnavailable):  # it counts as leaving until the cache has the release
-                await self._caches.read_policy(assignment.policy_key)
+                await self._caches.read_policy(key)
 
-    async def _clean_up(self, assignment: Assignment) -> bool:
+    async def _delete_consumer(self, agent: TrainedAgent) -> bool:
         """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups.
 
         Returns:
-            False if the consumer may still exist. Keep the lease in that case, so that `_collect` retries.
+            False if the consumer may still exist. Keep the lease in that case, so that `_clean_up` retries.
         """
-        if not self._running[assignment.policy_key].is_unwanted:
+        if not agent.is_unwanted:
             return True
         try:
-            await self._context.bus.delete_consumer(subjects.GROUPS, assignment.consumer)
+            await self._context.bus.delete_consumer(subjects.GROUPS, agent.assignment.consumer)
         except BusUnavailable as error:
-            log.warning("%s: deleting the consumer failed, trying again later: %s", assignment.policy_key, error)
+            text = "%s: deleting the consumer failed, trying again later: %s"
+            log.warning(text, agent.assignment.policy_key, error)
             return False
         return True
 
-    async def _give_up(self, assignment: Assignment, error: Exception) -> None:
+    async def _give_up(self, agent: TrainedAgent, error: Exception) -> None:
         """Leave an agent alone for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
-        version = max(self._running[assignment.policy_key].version, self._caches.version(assignment))
+        assignment, pause_s = agent.assignment, self._timing.fault_s
         if isinstance(error, Unreadable):
             self._context.waits.note(assignment.ref.uid, assignment.policy_key, error)
-        fault = self._faults.add(assignment, version, error, num_others=len(self._running) - 1)
-        await self._dependencies.emit(assignment, fault.reason, fault.text)
+        version = max(agent.version, self._caches.version(assignment))
+        reason, text = reason_of(error, num_others=len(self._running) - 1)
+        agent.fault = AgentFault(version, self._context.now() + pause_s, reason, text)
+        log.warning("%s is suspended for %g s: %s", assignment.policy_key, pause_s, text)
+        await agent.emit(reason, text)
         await self._reporter.write()
 
-    async def _wake_to_stop(self) -> None:
-        await self._context.stop.wait()
-        self._wake.set()
-
     def _samples(self) -> list[Sample]:
-        return samples(self._dependencies, self._report(resident_bytes()), self._running.values())
+        running = self._running.values()
+        jobs = {agent.assignment.ref.uid: agent.assignment.ref for agent in running}
+        found = of_report(self._report(resident_bytes()), jobs)
+        return [*found, *(sample for agent in running for sample in agent.samples())]
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
-        bound, now = bound_names(self._running.values()), time.perf_counter()
-        held = [key for key, running in self._running.items() if running.training is not None]
+        now, agents = time.perf_counter(), self._agents.values()
+        bound = sorted(agent.assignment.adapter(agent.version).engine_name for agent in agents if agent.version >= 0)
+        job_engine_s: defaultdict[str, float] = defaultdict(float)
+        work: dict[str, tuple[float, float]] = {}
+        for agent in agents:
+            job_engine_s[agent.account.job] += agent.account.busy_s
+            work[agent.assignment.policy_key] = agent.advance(now)
         return ReplicaReport(
             role="trainer",
             pool=self._pool,
             replica=self._context.name,
-            bound=bound,
+            bound=tuple(bound),
             num_running=len(bound),
-            agent_room_bytes=self._dependencies.memory.room_bytes,
-            bytes_per_rank=self._dependencies.memory.bytes_per_rank,
-            job_engine_s=self._dependencies.compute.busy_s_by_job,
-            busy_s=self._dependencies.compute.busy_s,
-            agent_work=dict(self._work.advance(self._dependencies.compute.busy_s_by_agent(), held, now)),
+            agent_room_bytes=self._shared.memory.room_bytes,
+            bytes_per_rank=self._shared.memory.bytes_per_rank,
+            job_engine_s={uid: seconds for uid, seconds in job_engine_s.items() if seconds},
+            busy_s=self._shared.compute.busy_s,
+            agent_work={key: (computed_s, bound_s) for key, (computed_s, bound_s) in work.items() if bound_s},
             wall_s=now - self._started,
             rss_bytes=rss_bytes,
-            broken=self._faults.broken(self._caches.version),
-            refused=tuple(sorted(self._faults.refused)),
+            broken=self._broken(),
+            refused=tuple(sorted(self._refused)),
             at=self._context.now(),
         )
+
+    def _broken(self) -> dict[str, str]:
+        """Return the texts of the jobs' own faults, by `JobAgent.fault_key`.
+
+        Those of agents that another trainer has trained since are left out: the next fault is another one.
+        """
+        return {
+            agent.assignment.fault_key: agent.fault.text
+            for agent in self._agents.values()
+            if agent.fault is not None
+            and agent.fault.is_the_jobs
+            and self._caches.version(agent.assignment) <= agent.fault.version
+        }

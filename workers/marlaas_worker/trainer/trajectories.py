@@ -48,20 +48,22 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One agent's part of an episode.
-
-    turns: by turn number. leaves: the last turn of each conversation. reward: from the environment. ending: how the
-    episode ended. compared_with: rewards are compared among trajectories of the same value only. untrained: turns that are
-    context only. turn_rewards: by turn; they are part of the reward.
-    """
+    """One agent's part of an episode."""
 
     turns: Mapping[int, Turn]
+    """By turn number."""
     leaves: tuple[int, ...]
+    """The last turn of each conversation."""
     reward: float
+    """From the environment."""
     ending: Ending = Ending.COMPLETED
+    """How the episode ended."""
     compared_with: Hashable = ""
+    """Rewards are compared among trajectories of the same value only."""
     untrained: frozenset[int] = frozenset()
+    """Turns that are context only."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
+    """By turn; they are part of the reward."""
 
     @property
     def own_turns(self) -> list[int]:
@@ -106,24 +108,17 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
 
 
 def _trajectory(ref: TrajectoryRef, turns: Mapping[int, Turn]) -> Trajectory:
+    is_choice = ref.choice is not None
     return Trajectory(
-        turns,
-        ref.leaves,
-        ref.reward,
-        ref.ending,
-        _compared_with(ref),
-        _untrained(turns, ref),
-        {one.turn: one.reward for one in ref.turn_rewards},
+        turns=turns,
+        leaves=ref.leaves,
+        reward=ref.reward,
+        ending=ref.ending,
+        compared_with=(ref.agent, ref.episode, ref.choice) if is_choice else ref.agent,
+        # The context of a candidate is all but the candidate itself; else, it is the candidates of all choices.
+        untrained=frozenset(turns.keys() - set(ref.leaves) if is_choice else ref.untrained),
+        turn_rewards={one.turn: one.reward for one in ref.turn_rewards},
     )
-
-
-def _compared_with(ref: TrajectoryRef) -> Hashable:
-    return ref.agent if ref.choice is None else (ref.agent, ref.episode, ref.choice)
-
-
-def _untrained(turns: Mapping[int, Turn], ref: TrajectoryRef) -> frozenset[int]:
-    """Return the turns that are context only: all but the candidate itself, or the candidates of all choices."""
-    return frozenset(ref.untrained if ref.choice is None else turns.keys() - set(ref.leaves))
 
 
 def check_turn(turn: Turn, group: GroupReady, ref: TrajectoryRef, expected: Expectation) -> None:

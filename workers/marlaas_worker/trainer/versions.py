@@ -1,5 +1,7 @@
-"""Reads a version from the blob store, and builds the contents of a new one."""
+"""Versions of an agent: read from the blob store, cached in host memory, and built from a learner."""
 
+from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -78,6 +80,58 @@ class PastVersions:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CachedVersion:
+    """A version's weights and training state in host memory; never changed. manifest: of the version, which identifies it."""
+
+    manifest: BlobRef
+    weights: Mapping[str, Tensor]
+    state: TrainingState
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        parts = (self.weights, self.state.first_moments, self.state.second_moments, self.state.initial)
+        return sum(tensor.nbytes for part in parts for tensor in part.values())
+
+
+class VersionCache:
+    """The newest version of each agent, by policy key, from which parked agents are restored.
+
+    It is for models on an accelerator: without one, the agents' memory is host memory itself, and the blob store is the next place.
+    Beyond max_bytes, the least recently used versions are dropped; 0 keeps none.
+    """
+
+    def __init__(self, max_bytes: int = 0) -> None:
+        self.max_bytes = max_bytes
+        self._versions: OrderedDict[str, CachedVersion] = OrderedDict()
+        self._num_bytes = 0
+
+    def put(self, agent: str, version: CachedVersion) -> None:
+        """Replace an agent's version."""
+        self.drop(agent)
+        if version.num_bytes > self.max_bytes:
+            return
+        self._versions[agent] = version
+        self._num_bytes += version.num_bytes
+        while self._num_bytes > self.max_bytes:
+            self.drop(next(iter(self._versions)))
+
+    def get(self, agent: str, manifest: BlobRef) -> CachedVersion | None:
+        """Return an agent's version; None if it is not the one with this manifest, or was dropped."""
+        found = self._versions.get(agent)
+        if found is None or found.manifest != manifest:
+            return None
+        self._versions.move_to_end(agent)
+        return found
+
+    def drop(self, agent: str) -> None:
+        """Drop an agent's version. May be repeated."""
+        found = self._versions.pop(agent, None)
+        if found is not None:
+            self._num_bytes -= found.num_bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """A learner's weights and state in host memory, with its probes' logprobs. Shares nothing with the learner."""
 
@@ -96,15 +150,13 @@ def take_snapshot(learner: Learner, calibration: Calibration, result: StepResult
 
 def contents_of(snapshot: Snapshot, calibration: Calibration, result: StepResult) -> VersionContents:
     """Serialise a version. It runs beside the compute thread, where other agents have their turns meanwhile."""
-    weights, config = snapshot.weights, snapshot.config
     return VersionContents(
         result=result,
-        rank=config.rank,
-        files=write_adapter(weights, config),
+        rank=snapshot.config.rank,
+        files=write_adapter(snapshot.weights, snapshot.config),
         state=write_state(snapshot.state),
-        digests=tensor_digests(weights, config.scaling),
+        digests=tensor_digests(snapshot.weights, snapshot.config.scaling),
         probes=snapshot.probes,
-        probe_tolerance=max(
-            calibration.tolerance, tolerance_of(snapshot.noise)
-        ),  # rounding noise is larger under some adapters
+        # Rounding noise is larger under some adapters.
+        probe_tolerance=max(calibration.tolerance, tolerance_of(snapshot.noise)),
     )

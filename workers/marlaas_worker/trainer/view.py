@@ -9,6 +9,7 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
+from marlaas_api.names import AgentRef, JobRef
 from marlaas_worker.placement import AgentLoad, place, rank
 from marlaas_worker.trainer.assignment import Assignment, assignments, ended_assignments
 from marlaas_worker.trainer.recent_work import Work, recent_costs
@@ -19,28 +20,32 @@ MAX_AGE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """An agent's policy key: its entry, for a compare-and-set, without data that were parsed; and the parsed record, None if the key is deleted or unreadable."""
+    """An agent's policy key."""
 
     entry: Entry
+    """For a compare-and-set; without data that were parsed."""
     record: PolicyRecord | None
+    """The parsed record; None if the key is deleted or unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state on which a trainer decides.
-
-    wanted, ended, known: by policy key; `ended` are the agents of jobs that have ended. live: names of this pool's trainers with a live report. refused: by trainer, the
-    policy keys of agents that it does not train at present. jobs: keys and uids of all jobs with a document. work: the recent work
-    that each trainer reports.
-    """
+    """The state on which a trainer decides."""
 
     wanted: dict[str, Assignment]
+    """Agents of admitted, unfinished jobs, by policy key."""
     ended: dict[str, Assignment]
+    """Agents of jobs that have ended, by policy key."""
     known: dict[str, PolicyEntry]
+    """Policy keys of the whole bucket."""
     live: frozenset[str]
+    """Names of this pool's trainers with a live report."""
     refused: dict[str, frozenset[str]]
-    jobs: frozenset[str]
+    """By trainer, the policy keys of agents that it does not train at present."""
+    jobs: frozenset[JobRef]
+    """All jobs with a document."""
     work: tuple[Work, ...] = ()
+    """The recent work that each trainer reports."""
 
     @property
     def holders(self) -> set[str]:
@@ -49,7 +54,7 @@ class View:
         return {record.holder for record in records if record is not None and record.holder}
 
     def left_behind(
-        self, trainer: str, running: Container[str], is_gone: Callable[[str], bool], cleaned: Container[tuple[str, str]]
+        self, trainer: str, running: Container[str], is_gone: Callable[[str], bool], cleaned: Container[AgentRef]
     ) -> list[Assignment]:
         """Return the agents whose job has ended and whose lease, consumer or unreferenced blobs may remain.
 
@@ -58,7 +63,7 @@ class View:
         Args:
             trainer: counts as killed for all agents but those in `running`: its present process did not bind the others.
             running: policy keys.
-            cleaned: keys and uids of ended agents whose consumer this trainer has deleted.
+            cleaned: ended agents whose consumer this trainer has deleted.
         """
         found = []
         for key, assignment in self.ended.items():
@@ -66,7 +71,7 @@ class View:
             if key in running or record is None or record.uid != assignment.ref.uid:
                 continue
             holder = record.holder or max(self.live | {trainer}, key=lambda name: rank(key, name))
-            is_clean = not record.holder and assignment.key_and_uid in cleaned
+            is_clean = not record.holder and assignment.agent_ref in cleaned
             if not is_clean and (holder == trainer or is_gone(holder)):
                 found.append(assignment)
         return found
@@ -156,7 +161,7 @@ class TrainerCaches:
         reports = {key.removeprefix(self._prefix): report for key, report, _ in sorted(self._trainers.items())}
         refused = {name: frozenset(report.refused) for name, report in reports.items()}
         work = tuple(report.agent_work for report in reports.values())
-        jobs = frozenset(name for document in documents for name in (document.ref.key, document.uid))
+        jobs = frozenset(document.ref for document in documents)
         return View(wanted, ended, known, live, refused, jobs, work)
 
     def policy(self, key: str) -> PolicyEntry | None:

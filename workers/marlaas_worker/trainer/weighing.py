@@ -31,9 +31,11 @@ class Baselines:
     """
 
     def __init__(self, settings: BaselineSettings) -> None:
-        self._decay, self._is_used = settings.decay, settings.type == "running-mean"
+        self._decay = settings.decay
+        self._is_used = settings.type == "running-mean"
         self.values: dict[str, float] = {}
         self._step: dict[str, list[float]] = {}
+        """Rewards of the step so far, by agent."""
 
     def restore(self, metrics: Mapping[str, float]) -> None:
         """Set the values from a version's metrics."""
@@ -44,14 +46,14 @@ class Baselines:
         }
         self._step = {}
 
-    def note(self, rewards: Mapping[Hashable, Sequence[float]]) -> None:
+    def add(self, rewards: Mapping[Hashable, Sequence[float]]) -> None:
         """Add the rewards of a group to the step."""
         for agent, own in rewards.items():
             if self._is_used and isinstance(agent, str):
                 self._step.setdefault(agent, []).extend(own)
 
     def rewind(self) -> None:
-        """Forget the step so far: it begins again."""
+        """Return to the first group of the step."""
         self._step = {}
 
     def finish_step(self) -> dict[str, float]:
@@ -67,22 +69,23 @@ class Baselines:
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """A job's conversion of rewards to advantages.
-
-    overlong_tokens: the last tokens up to max_tokens over which the overlong penalty grows.
-    filter_overlong: leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4). Their rewards
-    are still compared, as in TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter
-    removes only their own gradient, which would penalise the truncated text.
-    has_baseline: rewards of episodes are compared with the agent's baseline; those of candidates within their choice.
-    credit: to the turns of episodes; candidates are turns of their own.
-    """
+    """A job's conversion of rewards to advantages."""
 
     estimator: Estimator
     max_tokens: int
+    """Limit of a turn."""
     overlong_tokens: int
+    """The last tokens up to max_tokens over which the overlong penalty grows."""
     filter_overlong: bool = False
+    """Leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4).
+
+    Their rewards are still compared, as in TRL (`mask_truncated_completions`) and NeMo RL (`overlong_filtering`): the filter
+    removes only their own gradient, which would penalise the truncated text.
+    """
     has_baseline: bool = False
+    """Rewards of episodes are compared with the agent's baseline; those of candidates within their choice."""
     credit: CreditSettings = field(default_factory=CreditSettings)
+    """To the turns of episodes; candidates are turns of their own."""
 
     def reward(self, member: Trajectory) -> float:
         """Return a trajectory's reward with the penalty for overlong turns."""
@@ -137,8 +140,13 @@ class Weighing:
         if self.credit.type == "turn":
             found = by_turn(self.estimator, returns)
         else:
-            states = [[_state(member, turn) for turn in own] for member, own in zip(members, turns, strict=True)]
-            whole, parts = advantages(self.estimator, rewards), by_state(self.estimator, returns, states)
+            # What the environment has shown right before a turn: the tokens that were appended for it, and for a turn that
+            # opens a segment those of its whole context.
+            states = [
+                [member.turns[turn].prompt_ids for turn in own] for member, own in zip(members, turns, strict=True)
+            ]
+            whole = advantages(self.estimator, rewards)
+            parts = by_state(self.estimator, returns, states)
             found = [[one + self.credit.weight * part for part in own] for one, own in zip(whole, parts, strict=True)]
         return [dict(zip(own, values, strict=True)) for own, values in zip(turns, found, strict=True)]
 
@@ -153,14 +161,6 @@ def _together(members: Iterable[Trajectory]) -> dict[Hashable, list[Trajectory]]
     for member in members:
         found.setdefault(member.compared_with, []).append(member)
     return found
-
-
-def _state(member: Trajectory, turn: int) -> bytes:
-    """Return what the environment has shown right before a turn: the tokens that were appended for it.
-
-    A turn that opens a segment has the tokens of its whole context.
-    """
-    return member.turns[turn].prompt_ids
 
 
 def weighing(training: TrainingSettings, max_tokens: int) -> Weighing:
@@ -181,8 +181,8 @@ def segments_of(
 
     Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
     own segment. A path within another one gives no segment of its own.
-    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt that did not fit the
-    context window was never run: its segment has no tokens and is dropped.
+    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt
+    that did not fit the context window was never run: its segment has no tokens and is dropped.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
     paths = {leaf: _path_to(turns, leaf) for leaf in sorted({*leaves, *left})}

@@ -1,0 +1,186 @@
+"""One agent of a job on a trainer: everything that the trainer keeps of it, and the dependencies that all agents share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from marlaas_api.messages import Calibration
+from marlaas_api.retries import patiently
+from marlaas_worker.job_events import EventEmitter
+from marlaas_worker.metrics import Sample, of_job
+from marlaas_worker.role import RoleContext
+from marlaas_worker.trainer.agent_memory import AgentMemory
+from marlaas_worker.trainer.assignment import Assignment
+from marlaas_worker.trainer.commit import AgentLease
+from marlaas_worker.trainer.compute import Compute
+from marlaas_worker.trainer.compute_queue import ComputeAccount
+from marlaas_worker.trainer.faults import AgentFault
+from marlaas_worker.trainer.model import BaseModel
+from marlaas_worker.trainer.recent_work import RecentWork
+from marlaas_worker.trainer.room import AgentRoom
+from marlaas_worker.trainer.versions import VersionCache
+from marlaas_worker.trainer.view import PolicyEntry
+
+T = TypeVar("T")
+KEPT_S = 60.0
+"""Seconds for which an agent is kept after its job's document is gone, so that the last report of its figures is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Intervals in seconds."""
+
+    report_s: float = 2.0
+    """Between reports."""
+    reconcile_s: float = 3.0
+    """Between reads of all keys."""
+    retry_s: float = 1.0
+    """Before a call is tried again."""
+    missing_turn_s: float = 60.0
+    """Until a missing turn counts as lost."""
+    fault_s: float = 60.0
+    """Before an agent that failed is tried again."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainerDependencies:
+    """Dependencies that all agents of one trainer share."""
+
+    context: RoleContext
+    model: BaseModel
+    compute: Compute
+    timing: Timing
+    calibration: Calibration
+    memory: AgentMemory = field(default_factory=AgentMemory)
+    room: AgentRoom = field(default_factory=AgentRoom)
+    versions: VersionCache = field(default_factory=VersionCache)
+
+
+@dataclass(slots=True, eq=False)
+class Binding:
+    """An agent's bind, from the compare-and-set of its policy key until its task ends."""
+
+    lease: AgentLease
+    """The policy record that this trainer wrote last."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the agent may have something to do."""
+    is_leaving: bool = False
+    """Whether the agent is released at its next step boundary, so that another trainer goes on."""
+    is_releasing: bool = False
+    """Whether the task has begun to release the agent's resources."""
+
+    def leave(self) -> None:
+        """Release the agent at its next step boundary. This cannot be revoked: else, once the first of several agents has
+        left, the placement would keep the others.
+        """
+        self.is_leaving = True
+        self.changed.set()
+
+
+@dataclass(slots=True, eq=False)
+class TrainedAgent:
+    """Everything that a trainer keeps of one agent of one job. It is dropped as a whole, KEPT_S after the job's document."""
+
+    shared: TrainerDependencies
+    assignment: Assignment
+    """Of its present or last task."""
+    work: RecentWork
+    account: ComputeAccount = field(init=False)
+    seen_at: float = 0.0
+    """When the job had a document last."""
+
+    task: asyncio.Task[None] | None = None
+    """Binds and trains the agent; None while this trainer does not."""
+    binding: Binding | None = None
+    """None before the task has bound the agent."""
+    is_unwanted: bool = False
+    """Whether the job no longer wants the agent to be trained."""
+    fault: AgentFault | None = None
+    """Why the last task failed; None once the agent is tried again, or its training is edited."""
+
+    is_cleaning: bool = False
+    """Whether another task is releasing its lease or cleaning up."""
+    is_cleaned: bool = False
+    """Whether the job has ended, and this trainer has deleted the agent's consumer and unreferenced blobs."""
+
+    num_commits: int = 0
+    """Committed versions. This counter and those below count since the process started."""
+    num_out_of_memory: int = 0
+    """Steps restarted with a lower token budget."""
+    num_skipped: int = 0
+    """Versions with an update whose gradient was not finite."""
+    num_parked: int = 0
+    """Times that the agent left the memory for others."""
+
+    def __post_init__(self) -> None:
+        ref = self.assignment.ref
+        self.account = ComputeAccount(self.assignment.document.tenant, ref.uid, self.assignment.policy_key)
+
+    def begin(self, assignment: Assignment, task: asyncio.Task[None]) -> None:
+        """Train the agent in a task."""
+        self.assignment = assignment
+        self.account = replace(self.account, tenant=assignment.document.tenant)
+        self.task = task
+        self.fault = None
+
+    def end(self) -> None:
+        """Cancel the task, unless it is already releasing adapter, lease and consumer, which must not be interrupted.
+
+        May be repeated.
+        """
+        if self.task is not None and not (self.binding is not None and self.binding.is_releasing):
+            self.task.cancel()
+
+    @property
+    def version(self) -> int:
+        """The committed version of an agent that is bound, -1 before the first."""
+        return -1 if self.binding is None else self.binding.lease.record.version
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no task needs it."""
+        return self.task is None and not self.is_cleaning
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the agent is released at its next step boundary."""
+        return self.binding is not None and self.binding.is_leaving
+
+    def lost_to(self, known: PolicyEntry | None) -> bool:
+        """Return whether the policy key was deleted, or written by another trainer or for another job, after this trainer's last write.
+
+        The cache may lag behind this trainer's own writes, so only a newer revision counts.
+        """
+        if self.binding is None or known is None or known.entry.revision <= self.binding.lease.revision:
+            return False
+        ours, record = self.binding.lease.record, known.record
+        return record is None or record.uid != ours.uid or record.epoch > ours.epoch
+
+    def advance(self, now: float) -> tuple[float, float]:
+        """Count its work until now; see `RecentWork.advance`."""
+        return self.work.advance(self.account.busy_s, self.binding is not None, now)
+
+    async def compute(self, work: Callable[[], T], num_tokens: int = 0) -> T:
+        """Run work on the compute thread, charged to the agent. Raises as `Compute.run`."""
+        return await self.shared.compute.run(work, self.account, num_tokens)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Return the call's result, waiting while the bus or the blob store is unavailable."""
+        return await patiently(call, self.assignment.policy_key, self.shared.timing.retry_s)
+
+    async def emit(self, reason: str, message: str) -> None:
+        """Publish an event of the agent's job."""
+        text = f"agent {self.assignment.agent.name}: {message}"
+        await EventEmitter(self.shared.context, "trainer").emit(self.assignment.ref, reason, text)
+
+    def samples(self) -> list[Sample]:
+        """Return the agent's metrics."""
+        labels = {**of_job(self.assignment.ref), "agent": self.assignment.agent.name}
+        counters = (
+            ("commits", "Versions committed.", self.num_commits),
+            ("out_of_memory", "Steps restarted with a lower token budget.", self.num_out_of_memory),
+            ("skipped_updates", "Versions with an update whose gradient was not finite.", self.num_skipped),
+            ("parked", "Times that the agent left the memory for others.", self.num_parked),
+        )
+        return [Sample(f"marlaas_trainer_{name}_total", "counter", text, num, labels) for name, text, num in counters]
