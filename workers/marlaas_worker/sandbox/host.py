@@ -78,9 +78,9 @@ class Host:
 
     async def _run(self, request: dict[str, Any], descriptors: list[int], stop: asyncio.Event) -> int:
         """Run one sandbox. Its descriptors are closed when it ends; a fork server inherits none of them."""
-        log, *inherited = descriptors
-        places = dict(zip(map(_path, request["descriptors"]), map(_path, inherited), strict=True))
         try:
+            log, *inherited = descriptors
+            places = dict(zip(map(_path, request["descriptors"]), map(_path, inherited), strict=True))
             with os.fdopen(log, "w", buffering=1) as file:
                 return await self._role([places.get(word, word) for word in request["arguments"]], file, stop)
         except SystemExit as end:  # of the argument parser
@@ -89,7 +89,7 @@ class Host:
             _log.exception("sandbox %d crashed", request["number"])
             return 1
         finally:
-            for descriptor in inherited:
+            for descriptor in descriptors[1:]:
                 os.close(descriptor)
 
     def _report(self, number: int) -> None:
