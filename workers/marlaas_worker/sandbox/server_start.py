@@ -62,7 +62,8 @@ class ChildrenConfig:
 
 async def start_server(config: ChildrenConfig) -> Server:
     """Start a fork server and wait until it has loaded the environment. Raises BrokenEnvironment."""
-    shutil.rmtree(config.scratch, ignore_errors=True)
+    # Other jobs' sandboxes may run in this process, and what episodes have left may be large.
+    await asyncio.to_thread(shutil.rmtree, config.scratch, ignore_errors=True)
     config.scratch.mkdir(parents=True)
     started, ours, output = await _started(config)
     process = LocalServerProcess(started)
