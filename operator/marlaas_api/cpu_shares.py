@@ -27,14 +27,6 @@ def engine_share(num_agents: int, num_slots: int) -> int:
     return FULL_SHARE if num_agents > num_slots else COMPUTE_SHARE
 
 
-def share_of(pid: int) -> int:
-    """Return the niceness of a process's session; FULL_SHARE if the kernel does not tell."""
-    try:
-        return int(Path(_AUTOGROUP.format(pid)).read_text().split()[-1])
-    except (OSError, ValueError, IndexError):
-        return FULL_SHARE
-
-
 def set_share(pid: int, niceness: int) -> bool:
     """Set the niceness of a process's session, its share of the CPU; return False if the kernel did not allow it now.
 
@@ -44,7 +36,7 @@ def set_share(pid: int, niceness: int) -> bool:
     """
     path = Path(_AUTOGROUP.format(pid))
     try:
-        if int(path.read_text().split()[-1]) != niceness:  # an unreadable file is an error here, not a full share
+        if int(path.read_text().split()[-1]) != niceness:
             descriptor = os.open(path, os.O_WRONLY)
             try:
                 os.write(descriptor, str(niceness).encode())

@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
-from tests.local.runs import JOB, POOL, mark_of, placed
+from tests.local.runs import JOB, POOL, mark_of, placed, share_of
 from tests.tables import data
 
 from marlaas.local.folder import OutFolder
 from marlaas_api.bus_users import BusKeys, OrchestratorUser, mint, server_config
-from marlaas_api.cpu_shares import COMPUTE_SHARE, share_of
+from marlaas_api.cpu_shares import COMPUTE_SHARE
 from marlaas_api.nats_server import EmbeddedNats
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
