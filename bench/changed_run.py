@@ -105,7 +105,7 @@ def main() -> None:
         from marlaas.local import processes
         from marlaas.local.runner import RunRequest
 
-        _set(processes, "ROLE_COMMAND", _COMMAND)  # otherwise sandboxes would not be forked from a common parent
+        _set(processes, "ROLE_COMMAND", _COMMAND)  # otherwise each sandbox would be a process of its own
         _set(run_command, "RunRequest", partial(RunRequest, role_command=_COMMAND))
         marlaas_main()
     else:

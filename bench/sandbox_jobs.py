@@ -1,4 +1,4 @@
-"""Sandboxes of many jobs as processes of their own, with a real NATS server: CPU of start-up and per episode, and memory.
+"""Sandboxes of many jobs in one process, as in `marlaas run`, with a real NATS server: CPU of start-up and per episode, and memory.
 
 The rollout role is this process, so its cost and that of the engine are not in the figures. Each job plays groups of
 eight episodes of `calculator`, whose tool takes 0.4 s. A turn takes --turns seconds, with a heartbeat every second, as
@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import os
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from bench.sandbox import answer_turn
 from bench.sandbox_processes import Cpu, NoSessions, Sandboxes
 from bench.sources import python, python_path, worktree
 from marlaas.local.processes import ROLE_COMMAND
-from marlaas.local.sandbox_parent import sandbox_parent
+from marlaas.local.sandbox_host import HostCommand, sandbox_host
 from marlaas_api import subjects
 from marlaas_api.background import background
 from marlaas_api.bus import Bus, Request
@@ -37,7 +38,7 @@ from marlaas_api.wire import decode, encode
 GROUP_SIZE = 8
 TOOL_S = 0.4
 HEARTBEAT_S = 1.0
-PARTS = ("all", "parent", "supervisor", "fork server", "children")
+PARTS = ("all", "supervisor", "fork server", "children")
 HEADER = [
     "jobs",
     "a turn",
@@ -47,6 +48,8 @@ HEADER = [
     *(f"episode, {part}, ms" for part in PARTS),
     "turns",
     "memory (PSS), MiB",
+    "processes",
+    "first episodes after, s",
 ]
 
 
@@ -152,7 +155,7 @@ class Workload:
     num_jobs: int
     turn_s: float
     steps: int
-    forked: bool
+    hosted: bool
     before: str | None
 
 
@@ -168,26 +171,30 @@ async def measure(workload: Workload) -> list[object]:
         rollout = Rollout(bus, jobs, 0.0)
         await rollout.open()
         stack.push_async_callback(rollout.close)
-        parent = None
-        if workload.forked:
-            log = stack.enter_context((folder / "parent.log").open("wb"))
-            parent = await stack.enter_async_context(sandbox_parent(command, log, os.environ, NoSessions()))
-        sandboxes = Sandboxes(folder, server.url, command, parent)
+        host = None
+        if workload.hosted:
+            how = HostCommand(command, os.environ, folder / "host.log")
+            host = await stack.enter_async_context(sandbox_host(how, NoSessions()))
+        sandboxes = Sandboxes(folder, server.url, command, host)
         stack.push_async_callback(sandboxes.stop)
+        begun = time.perf_counter()
         await sandboxes.start(jobs)
         await rollout.play(range(1), 1)
-        started, memory, rollout.num_turns = sandboxes.cpu(), sandboxes.memory(), 0
+        first_s, started, rollout.num_turns = time.perf_counter() - begun, sandboxes.cpu(), 0
+        memory, num_processes = sandboxes.memory(), len(sandboxes.pids())
         rollout.turn_s = workload.turn_s
         await rollout.play(range(1, 1 + workload.steps), GROUP_SIZE)
         spent = sandboxes.cpu() - started
     num = workload.num_jobs * workload.steps * GROUP_SIZE
     return [
         *(workload.num_jobs, f"{workload.turn_s:g} s", workload.before or "now"),
-        "forked" if workload.forked else "processes",
+        "in one process" if workload.hosted else "processes",
         *(f"{1e3 * value / workload.num_jobs:.0f}" for value in _parts(started)),
         *(f"{1e3 * value / num:.1f}" for value in _parts(spent)),
         f"{rollout.num_turns / num:.1f}",
         f"{memory:.0f}",
+        num_processes,
+        f"{first_s:.1f}",
     ]
 
 
@@ -200,7 +207,7 @@ def _command(before: str | None) -> Sequence[str]:
 
 
 def _parts(cpu: Cpu) -> list[float]:
-    return [cpu.total, cpu.parent, cpu.supervisors, cpu.fork_servers, cpu.children]
+    return [cpu.total, cpu.supervisors, cpu.fork_servers, cpu.children]
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -209,7 +216,9 @@ def main(arguments: Sequence[str] = ()) -> None:
     parser.add_argument("--turns", nargs="+", type=float, default=[0.0], help="seconds of a turn")
     parser.add_argument("--steps", type=int, default=6, help="groups of each job; default: %(default)s")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--processes", action=argparse.BooleanOptionalAction, help="also without a common parent")
+    parser.add_argument(
+        "--processes", action=argparse.BooleanOptionalAction, help="also with a process for each sandbox"
+    )
     parser.add_argument(
         "--before", metavar="COMMIT", help="also by the code of this commit, from a worktree in the cache"
     )
@@ -217,8 +226,8 @@ def main(arguments: Sequence[str] = ()) -> None:
     codes = [chosen.before, None] if chosen.before else [None]
     hows = [False, True] if chosen.processes else [True]
     rows = []
-    for num_jobs, turn_s, _, forked in itertools.product(chosen.jobs, chosen.turns, range(chosen.repeats), hows):
+    for num_jobs, turn_s, _, hosted in itertools.product(chosen.jobs, chosen.turns, range(chosen.repeats), hows):
         for before in codes:
-            rows.append(asyncio.run(measure(Workload(num_jobs, turn_s, chosen.steps, forked, before))))
+            rows.append(asyncio.run(measure(Workload(num_jobs, turn_s, chosen.steps, hosted, before))))
             print(*rows[-1], flush=True)
     print(table(HEADER, rows))

@@ -2,14 +2,13 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO
 
 from marlaas.local.processes import RoleProcess
-from marlaas.local.sandbox_parent import SandboxParent
+from marlaas.local.sandbox_host import SandboxHost
 from marlaas_api.messages import JobDocument
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -17,9 +16,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """CPU seconds of sandboxes. parent: the common parent of all sandboxes and the template of fork servers, if there are any."""
+    """CPU seconds of sandboxes. supervisors: their processes, or the one of all."""
 
-    parent: float = 0.0
     supervisors: float = 0.0
     fork_servers: float = 0.0
     children: float = 0.0
@@ -32,17 +30,17 @@ class Cpu:
 
     @property
     def total(self) -> float:
-        return self.parent + self.supervisors + self.fork_servers + self.children
+        return self.supervisors + self.fork_servers + self.children
 
 
 class Sandboxes:
-    """The sandbox processes, one per job. command: starts a role; parent: forks them; None: each is started anew."""
+    """The sandboxes, one per job. command: starts a role; host: serves them all; None: each is a process."""
 
-    def __init__(self, folder: Path, url: str, command: Sequence[str], parent: SandboxParent | None) -> None:
+    def __init__(self, folder: Path, url: str, command: Sequence[str], host: SandboxHost | None) -> None:
         self._command = command
         self._folder = folder
         self._url = url
-        self._parent = parent
+        self._host = host
         self._processes: list[RoleProcess] = []
 
     async def start(self, jobs: Sequence[JobDocument]) -> None:
@@ -57,33 +55,39 @@ class Sandboxes:
                 self._processes.append(await self._started(arguments, log))
 
     async def _started(self, arguments: list[str], log: IO[bytes]) -> RoleProcess:
-        if self._parent is not None:
-            return await self._parent.fork(arguments, log, ())
+        if self._host is not None:
+            return await self._host.start(arguments, log, ())
         return await asyncio.create_subprocess_exec(
             *self._command, *arguments, stdout=log, stderr=log, start_new_session=True
         )
 
     async def stop(self) -> None:
         for process in self._processes:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
         for process in self._processes:
             await process.wait()
 
+    @property
+    def _pids(self) -> set[int]:
+        """Process ids of the supervisors."""
+        hosts = set() if self._host is None or self._host.pid is None else {self._host.pid}
+        return hosts | {one.pid for one in self._processes if isinstance(one, asyncio.subprocess.Process)}
+
     def cpu(self) -> Cpu:
-        supervisors = {process.pid for process in self._processes}
-        shared = [] if self._parent is None else [self._parent.pid, *set(_children(self._parent.pid)) - supervisors]
-        spent = Cpu(parent=sum(_cpu_s(pid)[0] for pid in shared))
-        spent += Cpu(supervisors=sum(map(sum, map(_cpu_s, supervisors))))
-        for server in [server for pid in (*supervisors, *shared[1:]) for server in _children(pid)]:
+        supervisors = self._pids
+        spent = Cpu(supervisors=sum(_cpu_s(pid)[0] for pid in supervisors))
+        for server in [server for pid in supervisors for server in _children(pid)]:
             own, reaped = _cpu_s(server)
             spent += Cpu(fork_servers=own, children=reaped)
         return spent
 
     def memory(self) -> float:
         """Return the proportional set size of all processes, in MiB."""
-        pids = [one.pid for one in (*self._processes, *([self._parent] if self._parent is not None else []))]
-        pids = [*dict.fromkeys(pid for root in pids for pid in (root, *_descendants(root)))]
-        return sum(map(_pss, pids)) / 1024
+        return sum(map(_pss, self.pids())) / 1024
+
+    def pids(self) -> set[int]:
+        """Return the ids of all processes."""
+        return {pid for root in self._pids for pid in (root, *_descendants(root))}
 
 
 def _cpu_s(pid: int) -> tuple[float, float]:

@@ -5,10 +5,7 @@ Trainers compute all the time, and so do engines, which have a full share only w
 larger share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
 """
 
-import math
 import os
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 FULL_SHARE, COMPUTE_SHARE, LOW_SHARE, LEAST_SHARE = 0, 5, 15, 19
@@ -17,28 +14,7 @@ CORE_NICENESS = 5
 """Of the process that computes for an engine on a CPU. The rollout role, in the same session, accepts requests meanwhile, so that
 the next batch has more of them.
 """
-TENANT_SHARE = 10
-"""Largest niceness of a tenant's sandboxes for their number (`shares_by_tenant`), with a weight of 110."""
 _AUTOGROUP = "/proc/{}/autogroup"
-_STEP = 1.25
-"""The kernel's ratio of the weights of two neighbouring values of niceness."""
-
-
-def shares_by_tenant(sandboxes: Mapping[int, str], weights: Mapping[str, float]) -> dict[int, int]:
-    """Return the niceness of each sandbox, so that a tenant's share of the CPU grows with its weight, not with its number of sandboxes.
-
-    The sandboxes of the tenant with the fewest in relation to its weight have a full share. The more another tenant has, the smaller
-    is the share of each, until TENANT_SHARE: engines and trainers must not wait for sandboxes, nor these starve.
-
-    Args:
-        sandboxes: the tenant of each sandbox, by process id.
-        weights: by tenant, above 0; 1 if missing.
-    """
-    number = Counter(sandboxes.values())
-    crowding = {tenant: number[tenant] / weights.get(tenant, 1.0) for tenant in number}
-    least = min(crowding.values(), default=1.0)
-    shares = {tenant: min(TENANT_SHARE, round(math.log(one / least, _STEP))) for tenant, one in crowding.items()}
-    return {sandbox: shares[tenant] for sandbox, tenant in sandboxes.items()}
 
 
 def engine_share(num_agents: int, num_slots: int) -> int:
@@ -51,14 +27,6 @@ def engine_share(num_agents: int, num_slots: int) -> int:
     return FULL_SHARE if num_agents > num_slots else COMPUTE_SHARE
 
 
-def share_of(pid: int) -> int:
-    """Return the niceness of a process's session; FULL_SHARE if the kernel does not tell."""
-    try:
-        return int(Path(_AUTOGROUP.format(pid)).read_text().split()[-1])
-    except (OSError, ValueError, IndexError):
-        return FULL_SHARE
-
-
 def set_share(pid: int, niceness: int) -> bool:
     """Set the niceness of a process's session, its share of the CPU; return False if the kernel did not allow it now.
 
@@ -68,7 +36,7 @@ def set_share(pid: int, niceness: int) -> bool:
     """
     path = Path(_AUTOGROUP.format(pid))
     try:
-        if int(path.read_text().split()[-1]) != niceness:  # an unreadable file is an error here, not a full share
+        if int(path.read_text().split()[-1]) != niceness:
             descriptor = os.open(path, os.O_WRONLY)
             try:
                 os.write(descriptor, str(niceness).encode())

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 from tests.models.model_folders import write_model
 
+from marlaas_api.cpu_shares import FULL_SHARE
+
 MARK = "MARLAAS_TEST_MARK"
 POOL, _, JOB = Path(__file__).with_name("manifests.yaml").read_text(encoding="utf-8").partition("---\n")
 JOB = f"---\n{JOB}"
@@ -54,6 +56,14 @@ class Run:
         found = [process for process in self.processes() if role in process.cmdline()]
         (one,) = [process for process in found if role != "sandbox" or f"{job}.json" in " ".join(process.cmdline())]
         return one
+
+
+def share_of(pid):
+    """Return the niceness of a process's session; a full share if the kernel does not tell."""
+    try:
+        return int(Path(f"/proc/{pid}/autogroup").read_text().split()[-1])
+    except (OSError, ValueError, IndexError):
+        return FULL_SHARE
 
 
 def mark_of(process):

@@ -1,6 +1,8 @@
 """`python -m marlaas_worker`: arguments, log, exit codes. Draining and dying with the runner: test_runner."""
 
 import argparse
+import asyncio
+import io
 import logging
 import os
 import subprocess
@@ -11,7 +13,7 @@ from tests.tables import data, rows
 
 from marlaas_api.errors import InvalidInput
 from marlaas_worker import __main__ as entry
-from marlaas_worker.__main__ import OneRecordFormatter, main
+from marlaas_worker.__main__ import OneRecordFormatter, _LogHandler, main
 
 
 def test_a_record_is_one_line_with_time_level_and_role_and_further_lines_are_indented():
@@ -29,6 +31,27 @@ def test_wrong_arguments_are_told_with_the_usage(arguments, capsys):
         main(arguments)
     told = capsys.readouterr()
     assert "python -m marlaas_worker" in told.out + told.err
+
+
+async def test_sandboxes_of_one_process_write_to_their_own_logs_and_end_with_their_own_codes(monkeypatch):
+    async def serve(options, stop):
+        await stop.wait()
+        logging.getLogger("x").warning("of %s", options.name)
+        if options.name == "two":
+            raise InvalidInput("no such environment")
+
+    own, common, stop = {name: io.StringIO() for name in ("one", "two")}, io.StringIO(), asyncio.Event()
+    handler = _LogHandler(common)
+    monkeypatch.setattr(entry, "_serve", serve)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [handler])
+    words = ["sandbox", "--nats", "x", "--blobs", "x", "--scratch", "x", "--name"]
+    running = [asyncio.create_task(entry._run_in_host([*words, name], own[name], stop)) for name in own]
+    logging.getLogger("x").warning("of none")
+    stop.set()
+    assert await asyncio.gather(*running) == [0, 2]
+    assert common.getvalue() == "of none\n"
+    assert [[name for name in own if f"of {name}" in log.getvalue()] for log in own.values()] == [["one"], ["two"]]
+    assert "CRITICAL two marlaas_worker: no such environment" in own["two"].getvalue()
 
 
 # A server that is not there yet is waited for; here no longer than it takes to see that.

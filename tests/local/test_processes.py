@@ -1,4 +1,4 @@
-"""How roles are started and ended: credentials, the common parent of sandboxes, the watchdog, and signals."""
+"""How roles are started and ended: credentials, the process of all sandboxes, the watchdog, and signals."""
 
 import asyncio
 import contextlib
@@ -23,8 +23,8 @@ from marlaas.local.credentials import LocalIssuer, OneForAll
 from marlaas.local.folder import hold
 from marlaas.local.interrupts import Interrupts
 from marlaas.local.plan import MAX_NEVER_READY, MAX_START_S, ProcessSpec
-from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, ask_to_end, own_variables, watchdog
-from marlaas.local.sandbox_parent import ParentLost, sandbox_parent
+from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, ask_to_end, kill, own_variables, watchdog
+from marlaas.local.sandbox_host import HostCommand, sandbox_host
 from marlaas.local.supervisor import Supervisor
 from marlaas.local.watchdog import kill_session, session_members, watch
 from marlaas_api.bus_users import BusKeys
@@ -76,21 +76,6 @@ def test_variables_of_the_shell_for_other_programs_do_not_reach_the_roles():
     assert list(own_variables(dict.fromkeys(f"{dropped} {kept}".split(), "x"))) == kept.split()
 
 
-class LostParent:
-    async def fork(self, *_: object):
-        raise ParentLost("it has exited")
-
-
-async def test_a_sandbox_starts_as_a_process_of_its_own_once_the_parent_is_lost(folder):
-    launcher = launcher_of(folder, sys.executable, "-c", "import sys; print(sys.argv[1])")
-    async with launcher.with_parent() as same:
-        assert same is launcher  # a role command of a test has no common parent
-    process = await replace(launcher, parent=LostParent()).start(sandbox(FIRST))
-    assert await process.wait() == 0
-    lines = launcher.log(sandbox(FIRST)).read_text().splitlines()
-    assert lines[1:] == ["a process of its own, not a fork of the sandboxes' common parent: it has exited", "sandbox"]
-
-
 def open_credentials():
     files = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
     return sum("marlaas-credentials" in str(file) for file in files)
@@ -133,73 +118,105 @@ COMMAND = (sys.executable, "-c", SCRIPTED)
 
 
 @contextlib.asynccontextmanager
-async def started(log, command=COMMAND, **variables: str):
+async def started(folder, command=COMMAND):
     sessions = set[int]()
-    with log.open("ab") as file:
-        async with sandbox_parent(command, file, {**os.environ, **variables}, sessions) as parent:
-            assert sessions == {parent.pid}
-            yield parent
+    async with sandbox_host(HostCommand(command, os.environ, folder / "host.log"), sessions) as host:
+        assert host.pid is None, "it is started for the first sandbox"
+        yield host
+        assert sessions == ({host.pid} if host.pid else set())
     assert sessions == set()
 
 
-async def test_a_forked_role_has_its_own_credentials_log_session_and_exit_code(tmp_path):
+@contextlib.asynccontextmanager
+async def said_by(host, *words: str):
+    """Start a sandbox, and wait until it has written its first line."""
+    readable, writable = os.pipe()
+    with os.fdopen(readable, "rb") as said:
+        with os.fdopen(writable, "wb") as log:
+            sandbox = await host.start(words, log, ())
+        assert await asyncio.to_thread(said.readline)
+        yield sandbox
+
+
+async def test_each_sandbox_of_the_one_process_has_its_own_credentials_log_and_exit_code(tmp_path):
     creds = os.memfd_create("credentials")
     os.write(creds, b"secret")
-    async with started(tmp_path / "parent.log") as parent:
-        with (tmp_path / "role.log").open("ab") as log:
-            role = await parent.fork(["tell", f"/dev/fd/{creds}"], log, (creds,))
-        with (tmp_path / "files.log").open("ab") as log:
-            another = await parent.fork(["files"], log, ())
-        with (tmp_path / "ends.log").open("ab") as log:
-            ends = [await parent.fork(words, log, ()) for words in (["end", "2"], ["crash"], ["wait"])]
-        codes = [await one.wait() for one in (role, another, *ends[:2])]
-        assert codes == [0, 0, 2, 1]
-        ask_to_end(ends[2])
-        assert await ends[2].wait() == -signal.SIGTERM
-        ask_to_end(ends[2])  # its number may be another process's by now: no signal is sent
+    async with asyncio.timeout(60), started(tmp_path) as host, said_by(host, "drain") as waiting:
+        ended = []
+        for name, *words in (["told", "tell", f"/dev/fd/{creds}"], ["files"] * 2, ["end", "end", "2"], ["crash"] * 2):
+            with (tmp_path / f"{name}.log").open("ab") as log:
+                ended.append(await host.start(words, log, (creds,) if name == "told" else ()))
+            await ended[-1].wait()
+        assert [await one.wait() for one in ended] == [0, 0, 2, 1]
+        async with said_by(host, "hangs") as killed:
+            ask_to_end(killed)
+            kill(killed)
+            assert await killed.wait() == -signal.SIGKILL
+        assert not waiting.ended.done(), "the end of others is not its end"
+        ask_to_end(waiting)
+        assert await waiting.wait() == 0
+        ask_to_end(waiting)  # it has ended: nothing is sent
     os.close(creds)
-    assert (tmp_path / "role.log").read_text() == "secret True True\n"
-    files = (tmp_path / "files.log").read_text()  # of a role that was forked later, so also its parent's
-    assert ("files.log" in files, "credentials" in files) == (True, False)
-    assert "RuntimeError: scripted crash" in (tmp_path / "ends.log").read_text()
+    told = (tmp_path / "told.log").read_text()
+    assert told.startswith("secret\n")
+    assert told.count("memfd:credentials") == 1, (
+        "it is open in this process, and a process that this one starts has none"
+    )
+    assert "memfd:credentials" not in (tmp_path / "files.log").read_text(), "it is closed at the sandbox's end"
+    assert "scripted crash" in (tmp_path / "host.log").read_text()
 
 
-@contextlib.asynccontextmanager
-async def waiting(parent):
-    readable, writable = os.pipe()
-    with os.fdopen(readable, "rb") as said, os.fdopen(writable, "wb") as log:
-        role = await parent.fork(["wait"], log, ())
-        assert await asyncio.to_thread(said.readline) == b"waiting\n"
-        yield role, os.pidfd_open(role.pid)
+async def test_sandboxes_end_with_their_process_and_the_next_start_begins_another(tmp_path):
+    async with (
+        asyncio.timeout(60),
+        started(tmp_path) as host,
+        said_by(host, "drain") as one,
+        said_by(host, "hangs") as two,
+    ):
+        before = host.pid
+        os.kill(before, signal.SIGKILL)
+        assert [await one.wait(), await two.wait()] == [-signal.SIGKILL] * 2
+        async with said_by(host, "drain") as again:
+            assert host.pid not in (before, None)
+            host.kill()
+            assert await again.wait() == -signal.SIGKILL
+        async with said_by(host, "drain") as last:
+            gone = os.pidfd_open(host.pid)
+    await asyncio.to_thread(assert_gone, gone)
+    assert await last.wait() == 0, "its process has exited by itself"
 
 
-async def test_roles_end_with_a_parent_that_is_killed_and_with_the_context(tmp_path):
-    async with started(tmp_path / "parent.log") as parent, waiting(parent) as (role, gone):
-        os.kill(parent.pid, signal.SIGKILL)
-        assert await role.wait() == -signal.SIGKILL
-        await asyncio.to_thread(assert_gone, gone)
-        with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
-            await parent.fork(["wait"], log, ())
-    async with contextlib.AsyncExitStack() as stack:
-        async with started(tmp_path / "parent.log") as parent:
-            _, gone = await stack.enter_async_context(waiting(parent))
-        await asyncio.to_thread(assert_gone, gone)
+async def test_a_job_comes_and_goes_beside_others_and_all_are_started_again_after_the_process_is_killed(folder):
+    """By the launcher and the supervisor of a run. A role command of a test has no such process, unless it is given one."""
+    launcher = launcher_of(folder, *COMMAND)
+    async with launcher.with_host() as same:
+        assert same is launcher
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks, started(folder.root) as host:
+        supervisor = Supervisor(replace(launcher, host=host), tasks)
+        both = [sandbox(FIRST), sandbox(SECOND)]
+        await supervisor.reconcile(both, ())
+        before = host.pid
+        await supervisor.reconcile(both[1:], ())
+        await supervisor.changed.wait()
+        assert [str(state.spec) for state in supervisor.states()] == ["sandbox-0 (team-a/second)"]
+        assert (supervisor.news(), host.pid) == ([], before)
+        supervisor.changed.clear()
+        os.kill(before, signal.SIGKILL)
+        await supervisor.changed.wait()
+        assert supervisor.news() == ["sandbox-0 (team-a/second) exited: killed by SIGKILL; it restarts"]
+        await supervisor.reconcile([sandbox(FIRST)], ())
+        assert host.pid not in (before, None)
+        await supervisor.drain(0.0)
+        assert host.pid is None
 
 
-async def test_a_parent_with_a_second_thread_forks_nothing(tmp_path):
-    async with started(tmp_path / "parent.log", THREADS="1") as parent:
-        with (tmp_path / "role.log").open("ab") as log, pytest.raises(ParentLost):
-            await parent.fork(["end", "0"], log, ())
-    assert "more than one thread" in (tmp_path / "parent.log").read_text()
-
-
-async def test_the_real_parent_forks_the_real_role(tmp_path):
-    async with started(tmp_path / "parent.log", ROLE_COMMAND) as parent:
+async def test_the_real_process_serves_the_real_role(tmp_path):
+    async with asyncio.timeout(60), started(tmp_path, ROLE_COMMAND) as host:
         with (tmp_path / "role.log").open("ab") as log:
-            role = await parent.fork(["sandbox", "--name", "sandbox-0"], log, ())
+            role = await host.start(["sandbox", "--name", "sandbox-0"], log, ())
         assert await role.wait() == 2
-        assert psutil.Process(parent.pid).num_threads() == 1
-    assert "the following arguments are required: --nats" in (tmp_path / "role.log").read_text()
+        assert host.pid is not None
+    assert "the following arguments are required: --nats" in (tmp_path / "host.log").read_text()
 
 
 @pytest.fixture

@@ -7,10 +7,6 @@ from pathlib import Path
 from marlaas import Agent, Score, Task
 
 
-def share(task: Task, agent: Agent) -> Score:
-    return Score(1.0, metrics={"session": _niceness_of_session(), "process": float(os.nice(0))})
-
-
 def computes(task: Task, agent: Agent) -> Score:
     first = _niceness_of_session()
     while os.nice(0) == 0:

@@ -1,7 +1,7 @@
 """What a sandbox asks of Linux: what its children cannot read, who may look, who outlives whom, and figures of processes."""
 
+import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,8 +15,9 @@ from tests.killing import assert_gone
 from tests.tables import data
 
 from marlaas_worker.sandbox import forkserver, kernel
-from marlaas_worker.sandbox.rehearsal import rehearse
-from marlaas_worker.sandbox.seclusion import secluded
+from marlaas_worker.sandbox.seclusion import clean_variables, secluded
+from marlaas_worker.sandbox.server import BrokenEnvironment
+from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 
 PROGRAM = data(__file__, "program")
 
@@ -73,6 +74,17 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path):
         supervisor.send_signal(signal.SIGKILL)
     assert len(handles) == 3, "the fork server, the child and its own child"
     assert_gone(*handles)
+
+
+@pytest.mark.processes
+async def test_what_loading_an_environment_has_started_is_killed_with_its_fork_server(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    scratch = tmp_path / "scratch"
+    config = ChildrenConfig("rogues:EndsWithAProcess", {}, 1 << 29, 30.0, scratch, clean_variables(os.environ))
+    with pytest.raises(BrokenEnvironment, match="exited while it loaded"):
+        await start_server(config)
+    with contextlib.suppress(ProcessLookupError):
+        assert_gone(os.pidfd_open(int((scratch / "started").read_text())))
 
 
 HOLDS = data(__file__, "holds")
@@ -134,17 +146,3 @@ def test_an_episodes_folder_gets_another_name_if_an_earlier_episode_has_taken_it
     assert folders[1].parent == tmp_path
     assert not folders[1].is_symlink()
     assert [folder.stat().st_mode & 0o777 for folder in folders] == [0o700, 0o700]
-
-
-def num_files():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def test_a_rehearsal_leaves_no_file_open_and_no_seed_behind():
-    before, drawn = num_files(), []
-    for _ in range(2):
-        random.seed(1)
-        rehearse()
-        drawn.append(random.random())
-    assert num_files() == before
-    assert drawn[0] != drawn[1]

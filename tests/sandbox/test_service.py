@@ -1,6 +1,7 @@
 """The supervisor: claims, publishes, acks, drains, survives; and what environment code may know."""
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -258,6 +259,27 @@ async def test_each_sandbox_finds_the_environment_in_the_folder_of_its_own_manif
     harness.modules = tmp_path / "ours"
     (episode,) = await harness.play("game:play")
     assert episode.rewards == {"policy": 1.0}
+
+
+async def test_of_two_jobs_in_one_process_each_plays_its_own_module_and_the_end_of_ones_fork_server_harms_no_other(
+    harness, tmp_path
+):
+    document = harness.document("game:play")
+    other = document.model_copy(update={"job": "other", "uid": "u2"})
+    await harness.bus.ensure()
+    consumer = subjects.consumer("team-a", "other", "sandbox")
+    await harness.bus.consumer(subjects.TASKS, consumer, "task.team-a.other", ack_wait_s=subjects.TASK_ACK_WAIT_S)
+    async with contextlib.AsyncExitStack() as stack:
+        for one, code in ((document, "return 0.25"), (other, "os.kill(os.getppid(), 9) or signal.pause()")):
+            harness.modules = tmp_path / one.job
+            harness.modules.mkdir()
+            (harness.modules / "game.py").write_text(f"import os, signal\ndef play(task, agent):\n    {code}\n")
+            await stack.enter_async_context(harness.open(one, f"sandbox-of-{one.job}"))
+        for one in (other, document):
+            await harness.put_task(harness.task(one, group_size=4))
+        episodes = await harness.episodes(8)
+    ended = {(one.job, one.fault, one.rewards.get("policy")) for one in episodes}
+    assert ended == {("job", None, 0.25), ("other", FaultClass.INFRA, None)}
 
 
 async def test_a_module_beside_the_manifest_that_would_replace_one_of_pythons_is_refused(harness, tmp_path):

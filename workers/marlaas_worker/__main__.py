@@ -7,6 +7,7 @@ must correct (`InvalidInput`).
 import argparse
 import asyncio
 import contextlib
+import contextvars
 import faulthandler
 import logging
 import os
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
+from typing import IO
 
 import uvloop
 
@@ -40,21 +42,60 @@ class OneRecordFormatter(logging.Formatter):
         return super().format(record).replace("\n", "\n    ")
 
 
+_of_sandbox = contextvars.ContextVar[logging.Handler | None]("of_sandbox", default=None)
+"""Where the records of a sandbox go that shares this process with others."""
+
+
+class _LogHandler(logging.StreamHandler[IO[str]]):
+    """Writes to stderr, and records of a sandbox of many to its own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (own := _of_sandbox.get()) is not None:
+            own.emit(record)
+        else:
+            super().emit(record)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one role until it is asked to stop; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:2] == ["sandbox", "--parent"]:
-        return _serve_sandboxes(int(arguments[2]))
+    if arguments[:2] == ["sandbox", "--host"]:
+        return _host_sandboxes(int(arguments[2]))
     options = _parser().parse_args(arguments)
     _set_up_logging(options.name)
     _die_with_parent()
     make_home(options.scratch)
     ask_for_the_same_bits()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(options))
+
+
+def _host_sandboxes(control: int) -> int:
+    """Serve all sandboxes of a local run in this process. control: socket for its requests."""
+    from marlaas_worker.sandbox.host import serve
+
+    _set_up_logging("sandboxes")
+    _die_with_parent()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(control, _run_in_host))
+    return 0
+
+
+async def _run_in_host(arguments: Sequence[str], log: IO[str], stop: asyncio.Event) -> int:
+    """Run one sandbox of many in this process; return the exit code that it would have as a process."""
+    options = _parser().parse_args(arguments)
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(OneRecordFormatter(options.name))
+    _of_sandbox.set(handler)
+    return await _run(options, stop)
+
+
+async def _run(options: argparse.Namespace, stop: asyncio.Event | None = None) -> int:
+    """Run a role to its end, and log how it ends; return the exit code. stop: asks it to drain; None: signals do."""
     log = logging.getLogger("marlaas_worker")
     try:
         log.info("%s starts, process %d", options.role, os.getpid())
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(options))
+        await _serve(options, stop)
         log.info("%s has drained", options.role)
         return 0
     except Exception as error:
@@ -64,15 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2 if isinstance(cause, InvalidInput) else 1
 
 
-def _serve_sandboxes(control: int) -> int:
-    """Be the common parent of the local runner's sandboxes, not a role. control: its socket."""
-    from marlaas_worker.sandbox.parent import serve
-
-    _die_with_parent()
-    return serve(control, main)
-
-
-async def _serve(options: argparse.Namespace) -> None:
+async def _serve(options: argparse.Namespace, stop: asyncio.Event | None) -> None:
     options.scratch.mkdir(parents=True, exist_ok=True)
     metrics = Metrics()
     async with _health(options.health, metrics):
@@ -84,19 +117,27 @@ async def _serve(options: argparse.Namespace) -> None:
                 bus,
                 blobs,
                 options.scratch,
+                stop or asyncio.Event(),
                 metrics=metrics,
                 creds=options.creds,
                 shares_cpu=options.share_cpu,
             )
             metrics.connected, metrics.num_breaks = lambda: bus.connected, lambda: bus.num_breaks
-            freezing = asyncio.create_task(freeze_heap(lambda: metrics.ready()))
-            try:
-                async with stop_on_signals(context.stop):
-                    await _role(options, context)
-            finally:
-                freezing.cancel()
+            async with _alone(context) if stop is None else contextlib.nullcontext():
+                await _role(options, context)
         finally:
             await bus.close()
+
+
+@contextlib.asynccontextmanager
+async def _alone(context: RoleContext) -> AsyncIterator[None]:
+    """Stop the role on signals to this process, and freeze the heap once it is ready."""
+    freezing = asyncio.create_task(freeze_heap(lambda: context.metrics.ready()))
+    try:
+        async with stop_on_signals(context.stop):
+            yield
+    finally:
+        freezing.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -181,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _set_up_logging(name: str) -> None:
     faulthandler.enable()
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _LogHandler(sys.stderr)
     handler.setFormatter(OneRecordFormatter(name))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.captureWarnings(True)

@@ -55,13 +55,18 @@ async def freeze_heap(is_ready: Callable[[], bool], check_s: float = 1.0) -> Non
 
 
 def make_home(scratch: Path) -> None:
-    """Create a home below the scratch folder if the process has no writable one, and set a user name if it has none."""
+    """Set the variables of `home_variables` in this process."""
+    os.environ.update(home_variables(scratch))
+
+
+def home_variables(scratch: Path) -> dict[str, str]:
+    """Create a home below the scratch folder if the process has no writable one; return its variable, and a user's name if it has none."""
+    added: dict[str, str] = {}
     if not _has_home():
         home = scratch / "home"
         home.mkdir(parents=True, exist_ok=True)
-        os.environ["HOME"] = str(home)
-    if not _has_name():
-        os.environ["USER"] = os.environ["LOGNAME"] = USER
+        added["HOME"] = str(home)
+    return added if _has_name() else added | dict.fromkeys(("USER", "LOGNAME"), USER)
 
 
 def _has_home() -> bool:

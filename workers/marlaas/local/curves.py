@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from marlaas.local.folder import write
 from marlaas.local.records import read_line
-from marlaas.local.sandbox_parent import Sessions
+from marlaas.local.sandbox_host import Sessions
 from marlaas.local.watchdog import kill_session
 from marlaas.plots.figure import draw_curve
 from marlaas_api.cpu_shares import LEAST_SHARE, set_share

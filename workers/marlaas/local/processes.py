@@ -4,23 +4,21 @@ import asyncio
 import contextlib
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from marlaas.envs import own_modules
 from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
 from marlaas.local.plan import ProcessSpec, cards_by_worker
-from marlaas.local.sandbox_parent import ForkedProcess, ParentLost, SandboxParent, sandbox_parent
+from marlaas.local.sandbox_host import HostCommand, HostedSandbox, SandboxHost, sandbox_host
 from marlaas.local.watchdog import clean_up, kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
-from marlaas_api.cpu_shares import COMPUTE_SHARE, set_share, shares_by_tenant
+from marlaas_api.cpu_shares import COMPUTE_SHARE, set_share
 from marlaas_api.errors import InvalidInput
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -33,7 +31,7 @@ _OF_OTHERS = re.compile(
     r"PYTHON(?!(PATH|HOME|PYCACHEPREFIX|DONTWRITEBYTECODE|NOUSERSITE|UTF8|IOENCODING)$).*"  # PYTHONWARNINGS=error ends vLLM
     r"|VLLM_(PORT|HOST_IP|DP_.*)|MASTER_(ADDR|PORT)|((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|TORCHELASTIC_.*"  # of a distributed program
 )
-RoleProcess = asyncio.subprocess.Process | ForkedProcess
+RoleProcess = asyncio.subprocess.Process | HostedSandbox
 
 
 MAX_FOLDER_BYTES = 64
@@ -135,8 +133,8 @@ class Launcher:
     """Starts roles.
 
     command: command line of a role; the role's name follows. jobs: by key; pools: by name.
-    modules: by key of a job, the folder of its manifest, in which its sandbox searches modules first. parent: forks sandboxes
-    (`with_parent`); None: every role is a process of its own. sandboxes: job keys of the running sandboxes, by process id.
+    modules: by key of a job, the folder of its manifest, in which its sandbox searches modules first. host: serves sandboxes
+    (`with_host`); None: every role is a process of its own.
     """
 
     folder: OutFolder
@@ -147,8 +145,7 @@ class Launcher:
     jobs: dict[str, JobDocument]
     modules: dict[str, Path] = field(default_factory=dict)
     command: tuple[str, ...] = ROLE_COMMAND
-    parent: SandboxParent | None = None
-    sandboxes: dict[int, str] = field(default_factory=dict)
+    host: SandboxHost | None = None
 
     def add(self, job: JobDocument, modules: Path | None) -> None:
         """Add a job with the folder of its manifest, or a newer document of a job, whose folder stays."""
@@ -158,22 +155,17 @@ class Launcher:
         self.jobs[job.ref.key] = job
 
     @contextlib.asynccontextmanager
-    async def with_parent(self) -> "AsyncIterator[Launcher]":
-        """Yield a launcher that forks sandboxes from a common parent, which ends with the context.
-
-        A role command of a test knows no common parent. Raises InvalidInput if the parent's log cannot be written.
-        """
+    async def with_host(self) -> "AsyncIterator[Launcher]":
+        """Yield a launcher that serves all sandboxes in one process, which ends with the context. A role command of a test knows none."""
         if self.command != ROLE_COMMAND:
             yield self
             return
-        path = self.folder.logs / "sandboxes.log"
-        with translated(path):
-            log = path.open("ab", buffering=0)
         # -s: episodes of earlier sandboxes could write below HOME.
-        command = (*ROLE_COMMAND[:1], "-s", *ROLE_COMMAND[1:])
-        with log:
-            async with sandbox_parent(command, log, self._environment(), self.watchdog) as parent:
-                yield replace(self, parent=parent)
+        command = HostCommand(
+            (*ROLE_COMMAND[:1], "-s", *ROLE_COMMAND[1:]), self._environment(), self.folder.logs / "sandboxes.log"
+        )
+        async with sandbox_host(command, self.watchdog) as host:
+            yield replace(self, host=host)
 
     async def start(self, spec: ProcessSpec) -> RoleProcess:
         """Start a role in its own session, writing to its log; trainers with a smaller CPU share. Raises InvalidInput if the folder cannot be written."""
@@ -184,37 +176,20 @@ class Launcher:
         with log:
             log.write(f"{START_MARK} {spec} {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n".encode())
             handed = self.credentials.of(self.user(spec))
-            process = await self._started(spec, log, handed)
+            arguments = [spec.role, *self._arguments(spec, handed)]
+            if spec.role == "sandbox" and self.host is not None:
+                return await self.host.start(arguments, log, handed.descriptors)
+            process = await asyncio.create_subprocess_exec(
+                *self.command,
+                *arguments,
+                pass_fds=handed.descriptors,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment() | self._card(spec),
+                start_new_session=True,
+            )
         self.watchdog.add(process.pid)
-        if spec.role == "sandbox":
-            self.sandboxes[process.pid] = spec.job
-            self.share_out()
-        return process
-
-    def share_out(self) -> None:
-        """Divide the sandboxes' CPU among tenants. Fork servers follow their supervisors. Without root nothing changes: supervisors hide from processes of their own user."""
-        tenants = {pid: self.jobs[key].tenant for pid, key in self.sandboxes.items()}
-        weights = {job.tenant: job.tenant_weight for job in self.jobs.values()}
-        for pid, niceness in shares_by_tenant(tenants, weights).items():
-            set_share(pid, niceness)
-
-    async def _started(self, spec: ProcessSpec, log: IO[bytes], handed: Handed) -> RoleProcess:
-        arguments = [spec.role, *self._arguments(spec, handed)]
-        if spec.role == "sandbox" and self.parent is not None:
-            try:
-                return await self.parent.fork(arguments, log, handed.descriptors)
-            except ParentLost as error:
-                log.write(f"a process of its own, not a fork of the sandboxes' common parent: {error}\n".encode())
-        process = await asyncio.create_subprocess_exec(
-            *self.command,
-            *arguments,
-            pass_fds=handed.descriptors,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=self._environment() | self._card(spec),
-            start_new_session=True,
-        )
         if spec.role == "trainer":
             set_share(process.pid, COMPUTE_SHARE)
         return process
@@ -291,19 +266,26 @@ class Launcher:
     async def sweep(self, process: RoleProcess) -> int:
         """Wait until a role exits, kill its remaining children, and return its exit code."""
         exit_code = await process.wait()
-        await asyncio.to_thread(kill_session, process.pid)
-        self.watchdog.remove(process.pid)
-        if self.sandboxes.pop(process.pid, None) is not None:
-            self.share_out()
+        if not isinstance(process, HostedSandbox):
+            await asyncio.to_thread(kill_session, process.pid)
+            self.watchdog.remove(process.pid)
         return exit_code
+
+    def kill_sandboxes(self) -> None:
+        """Kill the process of all sandboxes, if there is one."""
+        if self.host is not None:
+            self.host.kill()
 
 
 def ask_to_end(process: RoleProcess) -> None:
-    """Send SIGTERM: the role drains."""
+    """Ask the role to drain."""
     with contextlib.suppress(ProcessLookupError):
-        process.send_signal(signal.SIGTERM)
+        process.terminate()
 
 
 def kill(process: RoleProcess) -> None:
-    """Send SIGKILL to the role and its children."""
-    kill_session(process.pid)
+    """Kill the role and its children."""
+    if isinstance(process, HostedSandbox):
+        process.kill()
+    else:
+        kill_session(process.pid)

@@ -217,8 +217,8 @@ class _Run:
             collector = Collector(folder, server.bus, blobs, feed.add, curves.add, pools)
             watch = JobWatch(server.bus, collector, self._display, content.jobs, content.pools)
             async with curves:
-                async with launcher.with_parent() as forking:
-                    await self._supervise(_Services(folder, server.bus, watch, forking, recorder, notifier))
+                async with launcher.with_host() as hosting:
+                    await self._supervise(_Services(folder, server.bus, watch, hosting, recorder, notifier))
                 results, self._shares = await watch.results(), watch.shares.sums
                 self._display.waiting("drawing the jobs' curves")
                 await curves.drain()

@@ -113,6 +113,7 @@ class Supervisor:
             managed.wanted = False
             if managed.process is not None:
                 kill(managed.process)
+        self._launcher.kill_sandboxes()
 
     async def _start(self, managed: _ManagedProcess) -> None:
         managed.process = await self._launcher.start(managed.spec)

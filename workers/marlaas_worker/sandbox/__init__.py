@@ -2,6 +2,5 @@
 
 There are three kinds of process, each with fewer rights than the one before:
 `service` (asyncio, bus, credential) → `forkserver` (imported the environment, forks, kills) → `child` (plays
-one episode). In `marlaas run`, `parent` has imported the code of `service` once, and forks every supervisor; `template` has
-imported that of `forkserver`, and forks every fork server.
+one episode). In `marlaas run`, `host` runs `service` once for each sandbox, in one process; each has a fork server of its own.
 """

@@ -1,9 +1,8 @@
 """The fork server: loads the environment once, then forks a process per episode, monitors and kills them.
 
 The supervisor starts it by exec (`python -m marlaas_worker.sandbox.forkserver FD`) with a clean environment and
-no credential, or has it forked by a process that was started so (`template`). Its configuration is JSON, when it is started
-by exec on stdin; orders and reports are JSON packets on the socket FD. It has one thread, so that forking is safe. It
-exits, with all its children, when the socket closes.
+no credential. Its configuration is JSON on stdin; orders and reports are JSON packets on the socket FD. It has one thread,
+so that forking is safe. It exits, with all its children, when the socket closes.
 """
 
 import contextlib
@@ -25,11 +24,10 @@ from typing import Any
 from marlaas.envs.demonstrations import with_data
 from marlaas.envs.loading import Environment, load, refuse_shadows
 from marlaas.envs.playing import explain
-from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share, share_of
+from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
 from marlaas_worker.sandbox.cpu_share import CpuShare
-from marlaas_worker.sandbox.rehearsal import rehearse
 from marlaas_worker.sandbox.seclusion import seclude
 
 CHECK_S = 0.25
@@ -65,7 +63,6 @@ class ForkServer:
         self._checked_at = time.monotonic()
         self._session = os.getsid(0)
         self._share = CpuShare(self._checked_at)
-        self._supervisor = kernel.peer(control)
         self._shared_bytes = kernel.held_bytes(os.getpid())
 
     def serve(self) -> None:
@@ -194,11 +191,8 @@ class ForkServer:
         return LOW_SHARE if self._share.is_low else FULL_SHARE
 
     def _set_share(self) -> None:
-        """Give the session its share: the supervisor's, which the runner sets by tenant (`shares_by_tenant`), unless it is low.
-
-        Where sessions have none, niceness decides; that of a process can only rise.
-        """
-        set_share(os.getpid(), LOW_SHARE if self._share.is_low else share_of(self._supervisor))
+        """Give the session its share. Where sessions have none, niceness decides; that of a process can only rise."""
+        set_share(os.getpid(), self._niceness)
         for pid in self._playing if self._share.is_low else ():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, pid, LOW_SHARE)
@@ -274,19 +268,6 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     ForkServer(control, environment, config["memory_bytes"]).serve()
 
 
-def serve_configured(control: socket.socket, config: dict[str, Any]) -> None:
-    """Seclude this process, load the environment, and serve. Until it is loaded, the process ends with its parent."""
-
-    def outlive() -> None:
-        kernel.outlive_parent()
-        kernel.outlive_connection(control)
-
-    seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
-    os.environ.update(config["given"])
-    kernel.die_with_parent()  # the socket is not read while the environment is imported
-    load_and_serve(control, config, outlive)
-
-
 def search_first(folder: str) -> None:
     """Search a folder's modules before all others, in this process and in Python processes that it starts."""
     sys.path.insert(0, folder)
@@ -294,11 +275,13 @@ def search_first(folder: str) -> None:
 
 
 def main() -> None:
-    """Run the fork server for the supervisor that started this process."""
+    """Run the fork server for the supervisor that started this process. Until the environment is loaded, the process ends with it."""
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.load(sys.stdin)
-    rehearse()
-    serve_configured(control, config)
+    seclude(Path(config["secluded"]) if config["secluded"] is not None else None)
+    os.environ.update(config["given"])
+    kernel.die_with_parent()  # the socket is not read while the environment is imported
+    load_and_serve(control, config, kernel.outlive_parent)
 
 
 if __name__ == "__main__":

@@ -4,12 +4,10 @@ Where the kernel lacks `/proc/*/children`, descendants are not found and only pr
 """
 
 import contextlib
-import fcntl
 import os
 import resource
 import signal
 import socket
-import struct
 import time
 
 from marlaas_api.prctl import adopt_orphans, die_with_parent, let_others_look
@@ -36,37 +34,15 @@ def hide_from_siblings() -> None:
     let_others_look(False)
 
 
-def be_like_siblings() -> None:
-    """Undo `hide_from_siblings`, which a forked process inherits."""
-    let_others_look(True)
-
-
-def die_with_connection(connection: socket.socket) -> None:
-    """Make the kernel kill this process when the other end of the connection is closed, or sends a packet."""
-    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
-    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
-
-
-def outlive_connection(connection: socket.socket) -> None:
-    """Undo `die_with_connection`."""
-    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) & ~os.O_ASYNC)
-
-
 def receive(connection: socket.socket, max_bytes: int, max_descriptors: int) -> tuple[bytes, list[int]]:
-    """Receive a packet with its descriptors; an empty one after the other end was closed."""
+    """Receive a packet with its descriptors, which no other program inherits; an empty one after the other end was closed."""
     try:
         packet, descriptors, _, _ = socket.recv_fds(connection, max_bytes, max_descriptors)
     except ConnectionResetError:  # It was closed before it had read all packets.
         return b"", []
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)  # `recv_fds` ignores the flag MSG_CMSG_CLOEXEC
     return packet, descriptors
-
-
-def peer(connection: socket.socket) -> int:
-    """Return the process that made the other end of a Unix socket; 0 if it is in another PID namespace."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid: int = struct.unpack("3i", credentials)[0]
-    return pid
 
 
 def open_many_files() -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 from marlaas.envs.locked import landlock
 
 ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
-TEMPLATE = "MARLAAS_TEMPLATE_FD"
-"""Variable of a supervisor: the socket on which it asks for a fork server (`template`)."""
 _INHERITED = (
     *("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TZ", "USER", "VIRTUAL_ENV"),
     *("MARLAAS_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"),  # the caches of data sets

@@ -1,4 +1,4 @@
-"""The process of a fork server: started by exec, forked by the template, or in an environment's own container.
+"""The process of a fork server: started by exec, or in an environment's own container.
 
 Process ids of another container are meaningless here: children are reached only by orders, and closing the connection kills
 them all.
@@ -10,55 +10,27 @@ import os
 import signal
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LocalServerProcess:
     """A fork server that the supervisor started by exec; it leads a session."""
 
     process: asyncio.subprocess.Process
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    _is_swept: bool = False
 
     async def ended(self) -> None:
+        """Return when it has exited, and what it has left in its process group is killed: loading may start processes."""
         await self.process.wait()
+        if not self._is_swept:
+            self._is_swept = True
+            kill_groups((self.process.pid,))
 
     def kill(self) -> None:
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-
-    def kill_children(self, pids: Iterable[int]) -> None:
-        kill_groups(pids)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ForkedServerProcess:
-    """A fork server that the template forked. descriptor: of the process; it is closed when the process has exited."""
-
-    pid: int
-    descriptor: int
-    exited: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def __post_init__(self) -> None:
-        asyncio.get_running_loop().add_reader(self.descriptor, self._on_exit)
-
-    def _on_exit(self) -> None:
-        asyncio.get_running_loop().remove_reader(self.descriptor)
-        os.close(self.descriptor)
-        self.exited.set_result(None)
-
-    async def ended(self) -> None:
-        await asyncio.shield(self.exited)
-
-    def kill(self) -> None:
-        """Kill it; the template then kills its process group."""
-        if not self.exited.done():
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
 
     def kill_children(self, pids: Iterable[int]) -> None:
         kill_groups(pids)

@@ -1,18 +1,16 @@
-"""The ways to a fork server: have it forked by the template, start it by exec, or connect to the one in an environment's own container.
+"""The ways to a fork server: start it by exec, or connect to the one in an environment's own container.
 
 The other container may restart at any time; then the supervisor connects again.
 """
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,14 +20,11 @@ from marlaas_api.cpu_shares import LOW_SHARE, set_share
 from marlaas_worker.sandbox.kernel import cpu_wait_ns
 from marlaas_worker.sandbox.load_report import wait_until_loaded
 from marlaas_worker.sandbox.output import Output
-from marlaas_worker.sandbox.server import PACKET_BYTES, BrokenEnvironment, ForkServerLost, Server
-from marlaas_worker.sandbox.server_processes import ForkedServerProcess, LocalServerProcess, RemoteServerProcess
+from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost, Server
+from marlaas_worker.sandbox.server_processes import LocalServerProcess, RemoteServerProcess
 
 FULL_SHARE_S = 3.0
 """Longest time in which an environment is loaded with a full share of the CPU."""
-_LOCK = Path(tempfile.gettempdir()) / f"marlaas-{os.getuid()}-loading.lock"
-BEGIN_S = 10.0
-"""Longest wait for the template to fork."""
 _RETRY_S = 0.2
 _SHARE_TRIES = 5
 
@@ -50,7 +45,6 @@ class ChildrenConfig:
         agents: names of the job's agents.
         demonstrations: see `demonstrations.with_data`.
         modules: folder in which the environment's modules are searched first; None: only on PYTHONPATH.
-        template: takes requests for fork servers (`template`); None: each is started by exec.
     """
 
     name: str
@@ -61,7 +55,6 @@ class ChildrenConfig:
     variables: Mapping[str, str]
     secluded: Path | None = None
     given: Mapping[str, str] = field(default_factory=dict)
-    template: socket.socket | None = None
     agents: tuple[str, ...] = ("policy",)
     modules: Path | None = None
     demonstrations: Mapping[str, Any] | None = None
@@ -69,17 +62,17 @@ class ChildrenConfig:
 
 async def start_server(config: ChildrenConfig) -> Server:
     """Start a fork server and wait until it has loaded the environment. Raises BrokenEnvironment."""
-    shutil.rmtree(config.scratch, ignore_errors=True)
+    # Other jobs' sandboxes may run in this process, and what episodes have left may be large.
+    await asyncio.to_thread(shutil.rmtree, config.scratch, ignore_errors=True)
     config.scratch.mkdir(parents=True)
-    ends, process = await _begun(config)
-    ours, output = ends.ours, Output(ends.printed)
-    report = wait_until_loaded(ours, output, config.load_timeout_s, lambda: cpu_wait_ns(process.pid) / 1e9)
+    started, ours, output = await _started(config)
+    process = LocalServerProcess(started)
+    report = wait_until_loaded(ours, output, config.load_timeout_s, lambda: cpu_wait_ns(started.pid) / 1e9)
     loading = asyncio.create_task(report, name="load the environment")
     try:
-        with loads_alone() as alone:
-            await asyncio.wait({loading}, timeout=FULL_SHARE_S if alone else 0.0)
+        await asyncio.wait({loading}, timeout=FULL_SHARE_S)
         if not loading.done():
-            await _lower_share(process.pid)
+            await _lower_share(started.pid)
         told = await loading
     except BaseException:
         loading.cancel()
@@ -91,37 +84,8 @@ async def start_server(config: ChildrenConfig) -> Server:
     return Server(process, ours, output, told)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """Both ends of the control connection of a fork server, and of its output."""
-
-    ours: socket.socket
-    theirs: socket.socket
-    printed: int
-    output: int
-
-    @classmethod
-    def open(cls) -> "_Ends":
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        return cls(ours, theirs, *os.pipe())
-
-    @contextlib.contextmanager
-    def given(self) -> Iterator[None]:
-        """Close the fork server's ends when the context ends, and ours too if it fails."""
-        try:
-            yield
-        except BaseException:
-            self.ours.close()
-            os.close(self.printed)
-            raise
-        finally:
-            self.theirs.close()
-            os.close(self.output)
-
-
-async def _begun(config: ChildrenConfig) -> tuple[_Ends, LocalServerProcess | ForkedServerProcess]:
-    """Have a fork server forked by the template, or start one by exec if there is none, or it does not fork."""
+async def _started(config: ChildrenConfig) -> tuple[asyncio.subprocess.Process, socket.socket, Output]:
+    """Start a fork server; return it with our end of its control connection, and its output."""
     setup = {
         **_setup(config),
         "name": config.name,
@@ -130,74 +94,29 @@ async def _begun(config: ChildrenConfig) -> tuple[_Ends, LocalServerProcess | Fo
         "given": dict(config.given),
         "modules": str(config.modules) if config.modules is not None else None,
     }
-    with _in_memory(setup) as configuration:
-        if config.template is not None:
-            ends = _Ends.open()
-            try:
-                return ends, await _forked(config.template, ends, configuration)
-            except (OSError, ValueError) as error:
-                log.warning("the template of fork servers forks none, so this one is started by exec: %s", error)
-        ends = _Ends.open()
-        with ends.given():
-            return ends, await _executed(config, ends, configuration)
-
-
-async def _forked(template: socket.socket, ends: _Ends, configuration: int) -> ForkedServerProcess:
-    """Have the template fork a fork server. Raises OSError, ValueError. If it forks later, the process ends at once."""
-    with ends.given():
-        socket.send_fds(template, [b"fork"], (ends.theirs.fileno(), ends.output, configuration))
-        ends.theirs.close()  # if the template cannot fork, the connection now ends
-        await _readable(ends.ours)
-        packet, (descriptor,), _, _ = socket.recv_fds(ends.ours, PACKET_BYTES, 1)
-        return ForkedServerProcess(int(json.loads(packet)["pid"]), descriptor)
-
-
-async def _readable(connection: socket.socket) -> None:
-    """Wait until a packet or the end of a connection can be read. Raises TimeoutError."""
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(connection, readable.set)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    printed, output = os.pipe()
     try:
-        async with asyncio.timeout(BEGIN_S):
-            await readable.wait()
+        with _in_memory(setup) as configuration:
+            process = await asyncio.create_subprocess_exec(
+                # -s: earlier episodes could write below HOME, and this process is not secluded yet.
+                *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(theirs.fileno())),
+                stdin=configuration,
+                stdout=output,
+                stderr=output,
+                pass_fds=(theirs.fileno(),),
+                env=dict(config.variables),
+                start_new_session=True,
+            )
+    except BaseException:
+        ours.close()
+        os.close(printed)
+        raise
     finally:
-        loop.remove_reader(connection)
-
-
-async def _executed(config: ChildrenConfig, ends: _Ends, configuration: int) -> LocalServerProcess:
-    process = await asyncio.create_subprocess_exec(
-        # -s: earlier episodes could write below HOME, and this process is not secluded yet.
-        *(sys.executable, "-P", "-s", "-m", "marlaas_worker.sandbox.forkserver", str(ends.theirs.fileno())),
-        stdin=configuration,
-        stdout=ends.output,
-        stderr=ends.output,
-        pass_fds=(ends.theirs.fileno(),),
-        env=dict(config.variables),
-        start_new_session=True,
-    )
-    return LocalServerProcess(process)
-
-
-@contextlib.contextmanager
-def loads_alone() -> Iterator[bool]:
-    """Yield whether no other process of this user on this machine is in this context.
-
-    One environment at a time is loaded with a full share of the CPU. With its low share, a new job's would take seconds
-    beside 30 busy jobs. If all of a hundred new jobs had a full share, the engine would stand still.
-    """
-    try:
-        descriptor = os.open(_LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except OSError:
-            alone = False
-        yield alone
-    finally:
-        os.close(descriptor)
+        theirs.close()
+        os.close(output)
+    return process, ours, Output(printed)
 
 
 async def _lower_share(pid: int) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -26,13 +25,14 @@ from marlaas_api.numeric import quantity
 from marlaas_api.retries import patiently
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.metrics import Sample, of_job
+from marlaas_worker.process_setup import home_variables
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES, Attempt, AttemptDependencies, given_up
 from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.comparison import Withheld, compare
 from marlaas_worker.sandbox.places import EpisodePlaces
-from marlaas_worker.sandbox.seclusion import TEMPLATE, clean_variables, given_variables, secluded
+from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server, start_server
 from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 
@@ -93,10 +93,9 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
         memory_bytes=int(quantity(environment.memory)),
         load_timeout_s=environment.episode_timeout_seconds,
         scratch=context.scratch / "episodes",
-        variables=clean_variables(os.environ),
+        variables=clean_variables({**os.environ, **home_variables(context.scratch)}),
         given=given_variables(os.environ),
         secluded=secluded(context.creds) if context.creds is not None else None,
-        template=socket.socket(fileno=int(template)) if (template := os.environ.get(TEMPLATE)) is not None else None,
     )
 
 
