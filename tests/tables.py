@@ -1,5 +1,7 @@
 """Tables of cases that are data: `cases.yaml` beside the tests that read them."""
 
+import copy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,16 @@ import pytest
 import yaml
 
 
+@cache
+def _tables(folder: Path) -> dict[str, Any]:
+    """Read a file once: the pure parser took most of the time in which pytest collects."""
+    tables: dict[str, Any] = yaml.load((folder / "cases.yaml").read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return tables
+
+
 def data(test_file: str, name: str) -> Any:
     """A value of the file as it is written there."""
-    return yaml.safe_load((Path(test_file).parent / "cases.yaml").read_text(encoding="utf-8"))[name]
+    return copy.deepcopy(_tables(Path(test_file).parent)[name])
 
 
 def rows(test_file: str, name: str) -> list[Any]:
