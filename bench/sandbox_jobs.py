@@ -220,7 +220,9 @@ def main(arguments: Sequence[str] = ()) -> None:
         "--processes", action=argparse.BooleanOptionalAction, help="also with a process for each sandbox"
     )
     parser.add_argument(
-        "--before", metavar="COMMIT", help="also by the code of this commit, from a worktree in the cache"
+        "--before",
+        metavar="COMMIT",
+        help="also by the code of this commit (since 7be25f14), from a worktree in the cache",
     )
     chosen = parser.parse_args(arguments)
     codes = [chosen.before, None] if chosen.before else [None]

@@ -42,7 +42,7 @@ CHECKS = {
     "local": lambda job, pool: [*checks.check_local(job), *checks.check_local_pool(pool)],
     "remarks": lambda job, pool: checks.remarks(job, [pool]),
 }
-"""What can never fit; what the schema carries and nobody can do yet; what needs a cluster; what is probably not meant."""
+"""Specs that no pool can run, fields that this version does not implement, fields for clusters only, and probable mistakes."""
 
 
 @pytest.mark.parametrize(

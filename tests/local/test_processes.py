@@ -1,4 +1,4 @@
-"""How roles are started and ended: credentials, the process of all sandboxes, the watchdog, and signals."""
+"""Starts and ends of roles: credentials, the process of all sandboxes, the watchdog, and signals."""
 
 import asyncio
 import contextlib

@@ -29,7 +29,7 @@ def turn(number, text="yes", append="text"):
 
 
 def kept(job="job", uid="u"):
-    """What a replica keeps of a job."""
+    """The `ServedJob` of a job, empty."""
     return ServedJobs().of(JobRef("team", job, uid))
 
 

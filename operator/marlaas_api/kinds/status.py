@@ -123,7 +123,8 @@ class UsageStatus(Status):
         None, description="Seconds that episodes took in sandboxes, waiting included, as the sandboxes report them."
     )
     slot_seconds: float | None = Field(
-        None, description="Seconds for which versions of adapters had slots of an engine, summed over the slots."
+        None,
+        description="Seconds for which versions of adapters had slots of an engine while their jobs were admitted, summed over the slots.",
     )
     admitted_seconds: float | None = Field(None, description="Seconds for which jobs were admitted.")
     stored_bytes: int | None = Field(

@@ -69,7 +69,7 @@ class Episode(JobMessage):
     tool_error: str = ""
     """Text of the failed tool that ended the episode."""
     load_notes: tuple[str, ...] = ()
-    """What loading the environment has left behind, in the first episode after each load."""
+    """Sentences about files, threads and processes that loading the environment has left; of the first episode after each load."""
     rewards: dict[str, float] = Field(default_factory=dict)
     metrics: dict[str, float] = Field(default_factory=dict)
     leaves: dict[str, tuple[Integer, ...]] = Field(default_factory=dict)

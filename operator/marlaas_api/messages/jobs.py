@@ -116,7 +116,7 @@ class JobAgent:
 
     @property
     def agent_ref(self) -> AgentRef:
-        """The agent's reference."""
+        """The agent's reference. A later job of the same name has the same policy key, and another reference."""
         return AgentRef(self.ref, self.agent.name)
 
     @property

@@ -104,7 +104,7 @@ class ReplicaReport(BusMessage):
     notices: dict[str, str] = Field(default_factory=dict)
     """Sentences about the base model's chat template and the engine's rounding, by reason."""
     probe_tolerance: float = 0.0
-    """The calibration's tolerance with which a rollout replica passed its self-test; 0 before."""
+    """Tolerance of the calibration against which a rollout replica ran its last self-test; 0 before the first."""
     probe_distance: float = 0.0
     """Mean |difference| of its engine's logprobs from the trainer's in float32, at its last self-test."""
     verified: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ class BaselineSettings(SpecPart):
 
 
 class CreditSettings(SpecPart):
-    """How rewards are credited to turns."""
+    """Which turns an episode's rewards are credited to, with their discount and weight."""
 
     type: Literal["episode", "turn", "state"] = "episode"
     discount: float = 1.0

@@ -42,7 +42,7 @@ class UsageAmounts(BusMessage):
         preempted_engine_s: of these, seconds of plays that a preemption of the job cut; not charged.
         trainer_s: seconds that trainers computed.
         sandbox_s: seconds that its episodes took in sandboxes, from their start to their end, waiting included.
-        slot_s: seconds for which versions of its adapters had slots of an engine, summed over the slots.
+        slot_s: seconds for which versions of its adapters had slots of an engine while the job was admitted, summed over the slots.
         admitted_s: seconds for which the job was admitted.
         stored_bytes: of all versions of its adapters, and of the training states that are kept, now.
     """

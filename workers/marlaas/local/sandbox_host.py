@@ -31,11 +31,13 @@ class Sessions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostCommand:
-    """How the process is started. command: the command line of a role, which `sandbox --host FD` follows. log: where it writes what no sandbox says."""
+    """Command line, environment and log of the process."""
 
     command: Sequence[str]
+    """Command line of a role; `sandbox --host FD` is appended."""
     variables: Mapping[str, str]
     log: Path
+    """Output of the process itself; each sandbox has a log of its own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

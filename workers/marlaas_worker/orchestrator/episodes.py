@@ -24,8 +24,6 @@ MAX_TOKENS = 1 << 40
 """Most tokens of an episode: sums of them stay exact."""
 MAX_SECONDS = 30 * 86400.0
 """Longest time of an episode: turns are kept no longer. So sums of times stay finite, and a status is valid JSON."""
-MAX_KEPT_BYTES = 256 << 20
-"""Most memory for the turns and metrics of one job's episodes until their step or evaluation is on record."""
 _NO_TEXTS: Mapping[str, object] = {"fault_text": "", "tool_error": "", "load_notes": ()}
 _NUMBER_BYTES, _METRIC_BYTES = 40, 160
 """Memory of a number in a tuple, and of a metric with its name, in CPython."""

@@ -1,7 +1,7 @@
-"""The jobs that this orchestrator knows: their control loops, and what is left to do after their end.
+"""The jobs that this orchestrator knows: it starts and stops their control loops, and cleans up after their ends.
 
-All that is kept of a job between two rounds is in one object, and is dropped with it. Nothing is remembered as owed: what has to be
-done follows from the object, and is tried again in the next round until it is done.
+One object holds everything that is kept of a job between two rounds, and is dropped as a whole. Each round writes the last progress,
+purges and emits the events that an object still lacks; after an error, the next round does.
 """
 
 import asyncio

@@ -4,8 +4,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from marlaas_api.messages import Episode
-from marlaas_worker.orchestrator.episodes import MAX_KEPT_BYTES, EpisodesTooLarge, kept_bytes
+from marlaas_worker.orchestrator.episodes import EpisodesTooLarge, kept_bytes
 from marlaas_worker.orchestrator.experience import CompleteGroup
+
+MAX_KEPT_BYTES = 256 << 20
+"""Most memory for the turns and metrics of one job's episodes until their step or evaluation is on record."""
 
 
 class OpenGroups:

@@ -184,7 +184,7 @@ class Version:
         self.failure = None
 
     def charge_slot(self, is_served: bool, now: float) -> None:
-        """Note whether its job is served from now on. A slot that nothing else needs is charged to nobody after that."""
+        """Charge its slot to the agent from now on, if the job is served; otherwise to nobody, even if the version stays in the slot."""
         if self.slot is None or is_served == (self.slot.charged_from is not None):
             return
         self.agent.ended_slot_s += self.slot.charged_s(now)

@@ -9,17 +9,11 @@ from dataclasses import dataclass, field
 from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
 from marlaas_api.messages.training_settings import TrainingSettings
-from marlaas_api.names import AgentRef
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment(JobAgent):
     """An agent that a pool's trainers have to train."""
-
-    @property
-    def agent_ref(self) -> AgentRef:
-        """The agent's reference. A later job of the same name has the same policy key, and another reference."""
-        return AgentRef(self.ref, self.agent.name)
 
     @property
     def consumer(self) -> str:
