@@ -35,7 +35,7 @@ class Job:
         missing = min(self.rules.groups_per_step - self.signal, most - self.resolved)
         self.share.note(self.out, evaluating=False, asks=True)
         number = self.share.take(self.out, missing, evaluating=False)
-        assert number > 0 or self.share.why
+        assert number > 0 or missing == 0 or self.share.why
         self.out, self.resolved = self.out + number, self.resolved + number
         self.signal += sum(self.chance.random() < 0.6 for _ in range(number))
 
@@ -72,6 +72,14 @@ def test_a_step_that_exceeds_the_stream_is_said_with_its_numbers_and_not_given_o
     assert share.take(0, 2, evaluating=False) == 0
     assert "a step may need 200 MiB of turns" in share.why
     assert "5 of 100 MiB in use, of which one job may have 75: lower groupsPerStep" in share.why
+
+
+def test_a_job_with_as_many_open_groups_as_it_may_have_waits_for_its_trainers_and_for_no_space(document):
+    room = Room()
+    room.state = StreamState(0, 5 << 20, 100 << 20)
+    share = Share(room, "a", document().spec, EpisodeSize(known=1 << 10))
+    num_open = share.take(0, 1000, evaluating=False)
+    assert (num_open > 0, share.take(num_open, 2, evaluating=False), share.why) == (True, 0, "")
 
 
 def test_the_size_of_an_episode_is_the_most_of_the_last_measurements():

@@ -202,7 +202,7 @@ class Share:
     """One job's part of the room.
 
     Attributes:
-        why: the reason why it may not issue groups now; empty if it may.
+        why: what it lacks in the stream to issue groups now; empty if nothing.
         is_demonstrated: whether its groups are demonstrations, of one episode each.
     """
 
@@ -221,7 +221,7 @@ class Share:
         """Claim space for up to `wanted` groups beside the open ones; return the number of groups that may be issued."""
         bound = self._room.ask(self._uid, self._claim(num_open, evaluating))
         num = max(0, min(wanted, (bound - self._evaluation()) // self._group() - num_open))
-        if num == 0:
+        if num == 0 and num_open < self._most() + self._ahead():  # with more, it waits for its own trainers
             self.why = self._explain()
         self._room.note(self._uid, self._claim(num_open + num, evaluating), asks=num == 0)
         return num
@@ -239,14 +239,24 @@ class Share:
         self._room.leave(self._uid)
 
     def _claim(self, num_open: int, evaluating: bool) -> Claim:
-        training, group, evaluation = self._spec.training, self._group(), self._evaluation()
-        num = self._spec.rows_per_step if self.is_demonstrated else training.groups_per_step
-        most = num if self.is_demonstrated else num * (1 + training.max_refill)
-        step = most * group + evaluation
-        if not self.size.known or num * group + evaluation <= self._room.capacity:
+        group, evaluation = self._group(), self._evaluation()
+        step = self._most() * group + evaluation
+        if not self.size.known or self._fewest() * group + evaluation <= self._room.capacity:
             step = min(step, self._room.capacity)
         held = num_open * group + evaluation if num_open or evaluating else 0
-        return Claim(held, step, step + self._spec.steps_ahead * num * group)
+        return Claim(held, step, step + self._ahead() * group)
+
+    def _fewest(self) -> int:
+        """Return the groups of a step without refills."""
+        return self._spec.rows_per_step if self.is_demonstrated else self._spec.training.groups_per_step
+
+    def _most(self) -> int:
+        """Return the groups of a step with all refills; demonstrations have none."""
+        return self._fewest() * (1 if self.is_demonstrated else 1 + self._spec.training.max_refill)
+
+    def _ahead(self) -> int:
+        """Return the groups of the steps that may be played ahead of the oldest open one."""
+        return self._fewest() * self._spec.steps_ahead
 
     def _group(self) -> int:
         num_episodes = 1 if self.is_demonstrated else self._spec.rollout.group_size
