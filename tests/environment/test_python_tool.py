@@ -53,6 +53,7 @@ def test_a_program_is_run_and_told_and_an_answer_needs_none_unless_it_is_asked_f
     assert play(block("pass"), right, needs_program=True)[0].rewards == {"policy": 1.0}
 
 
+@pytest.mark.slow
 def test_what_a_program_breaks_is_told_and_the_episode_goes_on():
     outcome, heard = play(
         block("import socket; socket.socket()"), block("x = 1"), block("import sys; sys.exit(2)"), "1"

@@ -40,6 +40,7 @@ async def test_scores_equal_those_of_transformers_and_peft(harness, publish, hf_
     assert (again.output_ids == drawn.output_ids) == (temperature == 0.0)
 
 
+@pytest.mark.slow
 async def test_adapters_that_take_turns_on_the_slots_in_one_batch_do_not_mix(harness, publish, hf_logprobs):
     """Eight adapters on six slots, four in use at a time: what each draws is what transformers and PEFT score under it."""
     published, places = [publish(seed) for seed in range(8)], asyncio.Semaphore(4)
