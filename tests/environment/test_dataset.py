@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from marlaas.cli.app import build
 from marlaas.environment import Play, ServiceFailed, Split, Task
-from marlaas.envs import own_modules
+from marlaas.envs import own_modules, suite_args
 from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
@@ -76,6 +76,15 @@ def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():
             drawn = (task := Task(split, at + len(part), 0)).drawn
             assert play("dataset", args, lambda _, at=at: str(part.numbers[at] + 1), task)[0].rewards == {"policy": 1.0}  # noqa: B023
             assert [split_of(text) for text in drawn] == [split]
+
+
+def test_a_data_set_of_a_suite_is_held_out_as_a_whole_and_cannot_be_trained():
+    undivided = {name: value for name, value in ARGS.items() if name != "held_out"}
+    tasks = Dataset(**suite_args("dataset", undivided)).tasks
+    assert len({tasks.held_out.task(at).place for at in range(len(tasks.held_out))}) == 4
+    with pytest.raises(InvalidInput, match="all rows are held out"):
+        tasks.train.task(0)
+    assert suite_args("dataset", ARGS) == ARGS, "what the user says of held-out rows holds"
 
 
 @pytest.mark.parametrize(("args", "reason"), rows(__file__, "data_refused"))

@@ -44,6 +44,7 @@ class ChildrenConfig:
         given: more variables, set after the process is secluded.
         agents: names of the job's agents.
         demonstrations: see `demonstrations.with_data`.
+        suites: name and arguments of the environments of the evaluation's suites, by suite.
         modules: folder in which the environment's modules are searched first; None: only on PYTHONPATH.
     """
 
@@ -58,6 +59,7 @@ class ChildrenConfig:
     agents: tuple[str, ...] = ("policy",)
     modules: Path | None = None
     demonstrations: Mapping[str, Any] | None = None
+    suites: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def start_server(config: ChildrenConfig) -> Server:
@@ -178,8 +180,9 @@ def _send_config(control: socket.socket, config: ChildrenConfig) -> None:
 
 def _setup(config: ChildrenConfig) -> dict[str, Any]:
     """Return the part of the configuration that every fork server reads."""
-    setup = {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
-    return setup if config.demonstrations is None else setup | {"demonstrations": config.demonstrations}
+    setup: dict[str, Any] = {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
+    setup |= {} if config.demonstrations is None else {"demonstrations": config.demonstrations}
+    return setup | ({"suites": config.suites} if config.suites else {})
 
 
 @contextlib.contextmanager
