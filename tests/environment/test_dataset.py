@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -165,16 +166,20 @@ def test_a_judge_without_its_key_is_the_environments_fault_and_the_only_other_ag
 
 
 @pytest.mark.parametrize(("answers", "expected"), rows(__file__, "data_services"))
-def test_a_judges_service_is_asked_again_unless_it_refuses(answers, expected, monkeypatch):
+def test_a_judges_service_is_asked_again_unless_it_refuses_and_once_for_a_prompt(
+    answers, expected, monkeypatch, tmp_path
+):
     monkeypatch.setenv("JUDGE_KEY", "sesame")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with chat_completions(answers) as (url, asked):
         judge = {"url": url, "model": "m", "key": "JUDGE_KEY"}
         if isinstance(expected, str):
             with pytest.raises(ServiceFailed, match=expected):
                 judged([], **judge)
         else:
-            metrics = judged([], **judge).metrics
-            assert (metrics["judge"], metrics["judge_tokens"]) == (expected, 12.0)
+            for tokens in (12.0, 0.0):
+                metrics = judged([], **judge).metrics
+                assert (metrics["judge"], metrics["judge_tokens"]) == (expected, tokens)
     assert [one["messages"][0]["content"] for one in asked] == [r"What is 3/4? \frac{3}{4} x: 0 to 10?"] * len(answers)
     assert {one["key"] for one in asked} == {"Bearer sesame"}
 
