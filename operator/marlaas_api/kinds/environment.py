@@ -94,7 +94,7 @@ class SuiteEnvironmentSpec(Spec):
     args: Annotated[dict[str, Any], AfterValidator(_small)] = Field(
         default_factory=dict,
         max_length=256,
-        description="Its arguments, at most 64 KiB as text. All rows of a data set without held_out are held-out tasks of the suite.",
+        description="Its arguments, at most 64 KiB as text; none by default. All rows of a data set without held_out are held-out tasks of the suite.",
     )
 
 
