@@ -1,10 +1,11 @@
 """`kubectl marlaas eval`: evaluate a manifest's jobs on a cluster without training them."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from marlaas.cli.app import complain
+from marlaas.cli.app import FAILED, complain
 from marlaas.cli.cluster import Files, JobLister, watch_jobs, within
 from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
 from marlaas.cluster.evaluating import only_evaluating, results
@@ -59,14 +60,23 @@ def evaluate(
     if not wait:
         return
     looks = [JobLister(within(kubectl, there), names) for there, names in places.items()]
-    watch_jobs(looks, as_json=False)
-    for look in looks:
-        for body in look():
-            lines = list(results(job_view(body)))
-            for line in lines:
-                typer.echo(line)
-            if not lines:
-                complain(f"{body['metadata']['name']} has no results")
+    try:
+        watch_jobs(looks, as_json=False)
+    except typer.Exit as end:
+        if end.exit_code == FAILED:
+            _print(looks)
+        raise
+    _print(looks)
+
+
+def _print(looks: Sequence[JobLister]) -> None:
+    """Print the results of the jobs that have succeeded."""
+    for body in (body for look in looks for body in look()):
+        lines = list(results(job_view(body)))
+        for line in lines:
+            typer.echo(line)
+        if not lines:
+            complain(f"{body['metadata']['name']} has no results")
 
 
 def _named(text: str) -> tuple[str, str]:

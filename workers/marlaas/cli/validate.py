@@ -14,6 +14,7 @@ from marlaas.cluster.submission import preview
 from marlaas.local.estimates import Estimate, facts, lines, read
 from marlaas.local.estimates import estimate as estimate_of
 from marlaas.manifest import Finding, InvalidManifest, LoadedManifest, load
+from marlaas.manifest.references import anchored_job, anchored_pool
 from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import Kind, ModelPool, RLJob
@@ -101,8 +102,12 @@ def _print_summary(manifest: LoadedManifest, memory: bool) -> None:
 
 def _estimates(manifest: LoadedManifest) -> list[Estimate]:
     """Return the estimates of the jobs whose pool is in the files."""
-    known, pools = read(), {pool.metadata.name: pool_spec(pool.spec) for pool in manifest.pools}
-    jobs = [job_document(job, manifest.tenants, "", None) for job in manifest.jobs]
+    pools, jobs, known = {}, [], read()
+    for one in manifest.placed:
+        if isinstance(one.object, ModelPool):
+            pools[one.object.metadata.name] = pool_spec(anchored_pool(one.object, one.source.folder).spec)
+        elif isinstance(one.object, RLJob):
+            jobs.append(job_document(anchored_job(one.object, one.source.folder), manifest.tenants, "", None))
     placed = [(job, pools.get(job.pool_of(job.spec.policies[0]))) for job in jobs]
     return [estimate_of(job, pool, known) for job, pool in placed if pool is not None]
 

@@ -9,9 +9,8 @@ from marlaas.cluster.views import ClusterJobView
 from marlaas.manifest.findings import Placed
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import RLJob
+from marlaas_api.kinds.problems import parse
 from marlaas_api.kinds.status import SuiteStatus
-
-MAX_NAME = 63
 
 
 def only_evaluating(placed: Placed[RLJob], adapters: Mapping[str, str], suffix: str) -> Placed[RLJob]:
@@ -21,7 +20,7 @@ def only_evaluating(placed: Placed[RLJob], adapters: Mapping[str, str], suffix: 
         adapters: paths on the pool's workers, by agent, that replace `initFrom`; the name is empty for the only policy of the job.
 
     Raises:
-        InvalidInput: it has no evaluation, its name becomes too long, or no agent has the name of an adapter.
+        InvalidInput: it has no evaluation, its name becomes none, or no agent has the name of an adapter.
     """
     source = placed.source
     spec, name = placed.object.spec, placed.object.metadata.name
@@ -29,18 +28,17 @@ def only_evaluating(placed: Placed[RLJob], adapters: Mapping[str, str], suffix: 
         raise InvalidInput(
             f"job {name}: spec.evaluation.tasks is 0, so there is nothing to evaluate; set tasks or suites"
         )
-    if len(f"{name}-{suffix}") > MAX_NAME:
-        raise InvalidInput(f"{name}-{suffix} has more than {MAX_NAME} characters; choose a shorter --suffix")
     whole = deepcopy(source.document.value)
     body = whole
     for step in source.prefix:
         body = body[step]
     body["metadata"]["name"] = f"{name}-{suffix}"
     body["spec"]["training"]["steps"] = 0
-    body["spec"].pop("export", None)
+    for key in ("export", "suspend", "ttlSecondsAfterFinished"):
+        body["spec"].pop(key, None)
     _begin_with(body["spec"], _by_agent(placed.object, adapters))
     changed = replace(source, document=replace(source.document, value=whole))
-    return Placed(RLJob.model_validate(body), changed)
+    return Placed(parse(RLJob, body), changed)
 
 
 def _by_agent(job: RLJob, adapters: Mapping[str, str]) -> dict[str, str]:
@@ -58,8 +56,9 @@ def _by_agent(job: RLJob, adapters: Mapping[str, str]) -> dict[str, str]:
 
 def _begin_with(spec: dict[str, Any], adapters: Mapping[str, str]) -> None:
     """Let agents begin with adapters, and none with supervised fine-tuning, which would be training."""
-    agents = spec.setdefault("agents", [{"name": "policy"}]) if adapters else spec.get("agents", [])
-    for agent in agents:
+    if adapters and not spec.get("agents"):
+        spec["agents"] = [{"name": "policy"}]
+    for agent in spec.get("agents") or []:
         path = adapters.get(agent["name"], (agent.get("initFrom") or {}).get("path"))
         agent.pop("initFrom", None)
         if path is not None:

@@ -1,17 +1,19 @@
 """What a job will take, from the rates of jobs that have ended on this machine: tokens, seconds, and seconds of engine and trainer.
 
 Each run of `marlaas run` adds the rates of its succeeded jobs to a file in the user's cache. An estimate takes the newest rates of the same
-base model, engine, mode (strict or not), environment and length of replies. Without such rates it is an upper bound of the tokens.
+base model, engine, mode (strict or not), environments, agents and length of replies. Without such rates it is an upper bound of the tokens.
 
 Jobs that ran together divided the machine, so a job's seconds are divided by their number, and jobs that will run together take the sum.
 """
 
 import contextlib
+import hashlib
+import json
 import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -29,126 +31,162 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 class Like(BaseModel):
-    """What rates depend on. environment: its name, or image."""
+    """What rates depend on. tasks: digest of the environments, with their arguments, of training and of suites."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     machine: str
     model: str
     engine: str
+    tasks: str
     is_strict: bool
-    environment: str
+    num_agents: int
     max_tokens: int
     max_turns: int
 
-    def is_near(self, other: "Like") -> bool:
-        """Return whether rates by token are comparable; the lengths of episodes may not be."""
-        mine, others = ((one.machine, one.model, one.engine, one.is_strict) for one in (self, other))
-        return mine == others
+
+class Work(BaseModel):
+    """What one episode or row takes. tokens: generated ones, of all agents. seconds: of the run, as if the job were alone."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    engine_s: float = 0.0
+    trainer_s: float = 0.0
+
+    def times(self, factor: float) -> "Work":
+        """Return the work of that many."""
+        return Work(
+            tokens=factor * self.tokens,
+            seconds=factor * self.seconds,
+            engine_s=factor * self.engine_s,
+            trainer_s=factor * self.trainer_s,
+        )
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            tokens=self.tokens + other.tokens,
+            seconds=self.seconds + other.seconds,
+            engine_s=self.engine_s + other.engine_s,
+            trainer_s=self.trainer_s + other.trainer_s,
+        )
 
 
 class Rates(BaseModel):
-    """Rates of a job that has succeeded. Tokens are generated ones, of all agents, with those that trained nothing.
+    """Rates of a job that has succeeded. None: it had no such part.
 
-    at: unix seconds. row_s: seconds for a demonstrated row. token_s, evaluated_token_s: seconds of the run for a token of training, and of
-    evaluations. engine_s: for any token. trainer_s: for a token of training.
+    at: unix seconds. demonstration: of a row. training, evaluation: of an episode, with those that trained nothing.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     like: Like
     at: float
-    episode_tokens: float
-    evaluated_tokens: float
-    row_s: float
-    token_s: float
-    evaluated_token_s: float
-    engine_s: float
-    trainer_s: float
+    demonstration: Work | None = None
+    training: Work | None = None
+    evaluation: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a job takes alone. tokens: at most, if the seconds are not known. at: when the rates were measured; None: they are not known."""
+    """What a job takes. rows: demonstrations. work: None if it is not known. most_tokens: every reply as long as it may be.
+
+    at: when the rates were measured, in unix seconds.
+    """
 
     job: str
+    rows: int
     episodes: int
     evaluated: int
-    rows: int
-    tokens: float
-    seconds: float | None = None
-    engine_s: float = 0.0
-    trainer_s: float = 0.0
+    most_tokens: int
     gpus: int = 0
-    at: float | None = None
+    work: Work | None = None
+    at: float = 0.0
 
 
 def like(job: JobDocument, pool: PoolSpec) -> Like:
     """Return what the rates of a job depend on. pool: of its first policy."""
     spec = job.spec
+    environments = [(spec.environment.image, spec.environment.name, spec.environment.args.value)]
+    environments += [
+        (None, one.environment.name, one.environment.args.value)
+        for one in spec.evaluation.suites
+        if one.environment is not None
+    ]
     return Like(
         machine=f"{os.cpu_count()} CPUs{', a GPU' if has_gpu() else ''}",
         model=pool.model.model_dump_json(exclude_none=True),
         engine=f"{pool.rollout.engine} x{pool.rollout.replicas}, trainers x{pool.trainer.replicas}",
+        tasks=hashlib.sha256(json.dumps(environments, sort_keys=True).encode()).hexdigest()[:16],
         is_strict=spec.training.max_staleness == 0,
-        environment=spec.environment.name or spec.environment.image or "",
+        num_agents=len(spec.agents),
         max_tokens=spec.rollout.max_tokens,
         max_turns=spec.rollout.max_turns,
     )
 
 
 def measured(result: JobResult, pool: PoolSpec, num_jobs: int, now: float) -> Rates | None:
-    """Return the rates of a job; None if it has not succeeded or trained nothing. num_jobs: that ran together. now: unix seconds."""
+    """Return the rates of a job; None if it has not succeeded. num_jobs: that ran together. now: unix seconds.
+
+    The time for which the job was admitted is divided among training and evaluations by the seconds that engine and trainer worked for
+    each, because they go on at the same time.
+    """
     progress, spec = result.progress, result.document.spec
-    sampled = [step for step in result.steps if not step.is_demonstrated]
-    if result.phase is not Phase.SUCCEEDED or progress is None or not result.steps:
+    if result.phase is not Phase.SUCCEEDED or progress is None:
         return None
+    sampled = [step for step in result.steps if not step.is_demonstrated]
     demonstrated = [step for step in result.steps if step.is_demonstrated]
+    row_s = min(sum(one.wall_s for one in demonstrated), progress.admitted_s)
     trained, evaluated = _sum(one.usage for one in sampled), _sum(one.usage for one in result.evals)
-    sampled_s, demonstrated_s = (sum(one.wall_s for one in steps) for steps in (sampled, demonstrated))
-    rest_s = max(0.0, progress.admitted_s - sampled_s - demonstrated_s)
-    num_episodes = len(sampled) * spec.training.groups_per_step * spec.group_size
-    num_rows = len(demonstrated) * spec.rows_per_step
-    num_evaluated = len(result.evals) * spec.evaluation.num_episodes
-    with contextlib.suppress(ValidationError):
-        return Rates(
-            like=like(result.document, pool),
-            at=now,
-            episode_tokens=_ratio(trained.generated_tokens, num_episodes),
-            evaluated_tokens=_ratio(evaluated.generated_tokens, num_evaluated),
-            row_s=_ratio(demonstrated_s, num_rows * num_jobs),
-            token_s=_ratio(sampled_s, trained.generated_tokens * num_jobs),
-            evaluated_token_s=_ratio(rest_s, evaluated.generated_tokens * num_jobs),
-            engine_s=_ratio(
-                trained.engine_s + evaluated.engine_s, trained.generated_tokens + evaluated.generated_tokens
-            ),
-            trainer_s=_ratio(trained.trainer_s, trained.generated_tokens),
-        )
-    return None
+    busy_s = trained.engine_s + trained.trainer_s + evaluated.engine_s
+    stretch = (progress.admitted_s - row_s) / busy_s if busy_s else 0.0
+    num = {
+        "demonstration": len(demonstrated) * spec.rows_per_step,
+        "training": len(sampled) * spec.training.groups_per_step * spec.group_size,
+        "evaluation": len(result.evals) * spec.evaluation.num_episodes,
+    }
+    work = {
+        "demonstration": Work(seconds=row_s, trainer_s=_sum(one.usage for one in demonstrated).trainer_s),
+        "training": _work(trained, stretch),
+        "evaluation": _work(evaluated, stretch),
+    }
+    alone = {
+        part: one.model_copy(update={"seconds": one.seconds / num_jobs}).times(1 / num[part])
+        for part, one in work.items()
+        if num[part]
+    }
+    return Rates(like=like(result.document, pool), at=now, **alone)
 
 
 def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates]) -> Estimate:
-    """Return what a job takes alone, from the newest rates that are like it. pool: of its first policy."""
+    """Return what a job takes alone, from the newest rates that are like it and have all its parts. pool: of its first policy."""
     spec, wanted = job.spec, like(job, pool)
-    episodes = (spec.training.steps - min(spec.demonstrated_steps, spec.training.steps)) * (
-        spec.training.groups_per_step * spec.group_size
+    num_demonstrated = min(spec.demonstrated_steps, spec.training.steps)
+    num_evaluations = _num_evaluations(spec)
+    num = {
+        "demonstration": num_demonstrated * spec.rows_per_step,
+        "training": (spec.training.steps - num_demonstrated) * spec.training.groups_per_step * spec.group_size,
+        "evaluation": num_evaluations * spec.evaluation.num_episodes,
+    }
+    most = num["training"] * spec.rollout.max_tokens
+    most += num_evaluations * sum(
+        suite.tasks * suite.samples * (suite.max_tokens or spec.rollout.max_tokens) for suite in spec.evaluation.plan
     )
-    rows = min(spec.demonstrated_steps, spec.training.steps) * spec.rows_per_step
-    evaluated = _num_evaluations(spec) * spec.evaluation.num_episodes
-    gpus = pool.rollout.gpus * pool.rollout.replicas + pool.trainer.gpus * pool.trainer.replicas
-    newest = sorted(known, key=lambda one: one.at)
-    exact = next((one for one in reversed(newest) if one.like == wanted), None)
-    rates = exact or next((one for one in reversed(newest) if one.like.is_near(wanted)), None)
-    longest = spec.rollout.max_tokens * spec.rollout.max_turns
-    trained_tokens = episodes * (longest if exact is None else exact.episode_tokens)
-    evaluated_tokens = evaluated * (longest if exact is None else exact.evaluated_tokens)
-    tokens = trained_tokens + evaluated_tokens
-    found = Estimate(str(job.ref), episodes, evaluated, rows, tokens, gpus=gpus)
-    if rates is None or exact is None:
-        return found
-    seconds = rows * rates.row_s + trained_tokens * rates.token_s + evaluated_tokens * rates.evaluated_token_s
-    engine_s, trainer_s = tokens * rates.engine_s, trained_tokens * rates.trainer_s
-    return Estimate(str(job.ref), episodes, evaluated, rows, tokens, seconds, engine_s, trainer_s, gpus, rates.at)
+    found = Estimate(
+        str(job.ref),
+        rows=num["demonstration"],
+        episodes=num["training"],
+        evaluated=num["evaluation"],
+        most_tokens=most * spec.rollout.max_turns * len(spec.agents),
+        gpus=pool.rollout.gpus * pool.rollout.replicas + pool.trainer.gpus * pool.trainer.replicas,
+    )
+    for rates in sorted(known, key=lambda one: one.at, reverse=True):
+        parts = {part: getattr(rates, part) for part, number in num.items() if number}
+        if rates.like == wanted and None not in parts.values():
+            work = sum((one.times(num[part]) for part, one in parts.items()), Work())
+            return replace(found, work=work, at=rates.at)
+    return found
 
 
 def lines(estimates: Sequence[Estimate]) -> Iterator[str]:
@@ -162,21 +200,22 @@ def lines(estimates: Sequence[Estimate]) -> Iterator[str]:
 
 def total_s(estimates: Sequence[Estimate]) -> float | None:
     """Return the seconds of jobs that run together; None if those of one are not known."""
-    known = [one.seconds for one in estimates if one.seconds is not None]
+    known = [one.work.seconds for one in estimates if one.work is not None]
     return sum(known) if known and len(known) == len(estimates) else None
 
 
 def facts(one: Estimate) -> dict[str, object]:
     """Return an estimate for JSON."""
+    work = one.work
     return {
+        "demonstrations": one.rows,
         "episodes": one.episodes,
         "evaluationEpisodes": one.evaluated,
-        "demonstrations": one.rows,
-        "tokens": round(one.tokens),
-        "isUpperBound": one.seconds is None,
-        "seconds": one.seconds,
-        "engineSeconds": one.engine_s if one.seconds is not None else None,
-        "trainerSeconds": one.trainer_s if one.seconds is not None else None,
+        "tokens": one.most_tokens if work is None else round(work.tokens),
+        "isUpperBound": work is None,
+        "seconds": None if work is None else work.seconds,
+        "engineSeconds": None if work is None else work.engine_s,
+        "trainerSeconds": None if work is None else work.trainer_s,
     }
 
 
@@ -184,7 +223,7 @@ def read() -> list[Rates]:
     """Return the rates that runs on this machine have left, the oldest first. Lines of another release are left out."""
     found = []
     with contextlib.suppress(OSError):
-        for line in _file().read_text("utf-8").splitlines():
+        for line in _file().read_text("utf-8", errors="replace").splitlines():
             with contextlib.suppress(ValidationError):
                 found.append(Rates.model_validate_json(line))
     return found
@@ -206,10 +245,10 @@ def _file() -> Path:
 
 
 def _num_evaluations(spec: JobSpec) -> int:
-    """Return how many versions are evaluated."""
-    steps = spec.training.steps
-    marks = {*range(0, steps + 1, spec.evaluation.every), spec.demonstrated_steps, steps}
-    return sum(spec.evaluates(step) for step in marks if step <= steps)
+    """Return how many versions are evaluated: the first, those after every `every` steps, that after the demonstrations, and the last."""
+    steps, every = spec.training.steps, spec.evaluation.every
+    others = {step for step in (spec.demonstrated_steps, steps) if step <= steps and step % every}
+    return (steps // every + 1 + len(others)) if spec.evaluation.plan else 0
 
 
 def _amounts(one: Estimate) -> str:
@@ -218,21 +257,22 @@ def _amounts(one: Estimate) -> str:
         *([f"{one.episodes:,} training episodes"] if one.episodes else []),
         *([f"{one.evaluated:,} held-out episodes"] if one.evaluated else []),
     ]
-    bound = "at most" if one.seconds is None else "about"
-    tokens = [f"{bound} {_rounded(one.tokens):,} tokens"] if one.episodes or one.evaluated else []
-    return ", ".join([*parts, *tokens]) or "nothing to play"
+    tokens = (
+        f"at most {one.most_tokens:,} tokens" if one.work is None else f"about {_rounded(one.work.tokens):,} tokens"
+    )
+    return ", ".join([*parts, *([tokens] if one.episodes or one.evaluated else [])]) or "nothing to play"
 
 
 def _time(one: Estimate) -> str:
-    if one.seconds is None or one.at is None:
+    if one.work is None:
         return (
-            "its time is not known, as no job like it (base model, engine, environment, maxTokens, maxTurns) has ended on this machine; "
-            "a run of a few steps measures it"
+            "its time is not known, as no job like it (base model, engine, environment and its arguments, maxTokens, maxTurns) has ended on "
+            "this machine; a run of a few steps measures it"
         )
-    busy = f"engine {duration(one.engine_s)}, trainer {duration(one.trainer_s)}"
-    hours = f", {one.gpus * one.seconds / _SECONDS_PER_HOUR:.2g} accelerator-hours" if one.gpus else ""
+    busy = f"engine {duration(one.work.engine_s)}, trainer {duration(one.work.trainer_s)}"
+    hours = f", {one.gpus * one.work.seconds / _SECONDS_PER_HOUR:.2g} accelerator-hours" if one.gpus else ""
     day = time.strftime("%Y-%m-%d", time.localtime(one.at))
-    return f"{duration(one.seconds)} alone ({busy}{hours}), as measured on {day}"
+    return f"{duration(one.work.seconds)} alone ({busy}{hours}), as measured on {day}"
 
 
 def _rounded(number: float) -> int:
@@ -242,8 +282,10 @@ def _rounded(number: float) -> int:
     return int(round(number, 1 - math.floor(math.log10(number))))
 
 
-def _ratio(amount: float, number: float) -> float:
-    return amount / number if number else 0.0
+def _work(usage: UsageAmounts, stretch: float) -> Work:
+    busy_s = usage.engine_s + usage.trainer_s
+    tokens = usage.generated_tokens
+    return Work(tokens=tokens, seconds=stretch * busy_s, engine_s=usage.engine_s, trainer_s=usage.trainer_s)
 
 
 def _sum(usages: Iterable[Mapping[str, UsageAmounts]]) -> UsageAmounts:

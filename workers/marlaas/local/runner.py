@@ -182,7 +182,8 @@ class _Run:
 
     def _compare(self, pools: Sequence[PoolDocument], results: Sequence[JobResult]) -> None:
         """Say how a new run's estimate compares with what came, and keep the measured rates."""
-        if not self._estimates or not all_succeeded(results):
+        is_as_begun = {str(one.document.ref) for one in results} == {one.job for one in self._estimates}
+        if not is_as_begun or not all_succeeded(results):
             return
         ends = [one.progress for one in results if one.progress is not None]
         began = min((one.started_at for one in ends if one.started_at is not None), default=0.0)

@@ -259,7 +259,9 @@ def _questions(job: Placed[RLJob]) -> Iterator[_Question]:
         loc: Loc = ("spec", "environment", "args")
         yield _Question(job, spec.environment.name, spec.environment.args, agents, demonstrates, loc)
     for at, suite in enumerate(spec.evaluation.suites):
-        if (own := suite.environment) is not None:
+        own = suite.environment
+        is_here = spec.environment.image is None or (own is not None and not own_modules(own.name, own.args))
+        if own is not None and is_here:  # else in the job's image
             loc = ("spec", "evaluation", "suites", at, "environment", "args")
             yield _Question(job, own.name, suite_args(own.name, own.args), agents, False, loc)
     for at, agent in enumerate(spec.agents):

@@ -267,7 +267,8 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     child.prepare()
     gc.collect()
     gc.freeze()  # children write to fewer shared pages
-    _send(control, {"report": "ready"} | ({"told": told} if told else {}))
+    suites = [name for name in environments if name]
+    _send(control, {"report": "ready"} | ({"told": told} if told else {}) | ({"suites": suites} if suites else {}))
     ForkServer(control, environments, config["memory_bytes"]).serve()
 
 

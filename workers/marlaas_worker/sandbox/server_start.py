@@ -66,10 +66,12 @@ async def start_server(config: ChildrenConfig) -> Server:
     """Start a fork server and wait until it has loaded the environment. Raises BrokenEnvironment."""
     # Other jobs' sandboxes may run in this process, and what episodes have left may be large.
     await asyncio.to_thread(shutil.rmtree, config.scratch, ignore_errors=True)
-    config.scratch.mkdir(parents=True)
+    config.scratch.mkdir(mode=0o700, parents=True)
     started, ours, output = await _started(config)
     process = LocalServerProcess(started)
-    report = wait_until_loaded(ours, output, config.load_timeout_s, lambda: cpu_wait_ns(started.pid) / 1e9)
+    report = wait_until_loaded(
+        ours, output, config.load_timeout_s, lambda: cpu_wait_ns(started.pid) / 1e9, config.suites
+    )
     loading = asyncio.create_task(report, name="load the environment")
     try:
         await asyncio.wait({loading}, timeout=FULL_SHARE_S)
@@ -142,7 +144,7 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     output = _empty_output()
     try:
         _send_config(control, config)
-        told = await wait_until_loaded(control, output, config.load_timeout_s)
+        told = await wait_until_loaded(control, output, config.load_timeout_s, suites=config.suites)
     except OSError as error:
         control.close()
         raise ForkServerLost(f"the environment's container closed the connection: {error}") from error
