@@ -83,11 +83,11 @@ def shell(
     monkeypatch.setenv("PATH", f"{binaries.path('kubectl').parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> Said:
+    def run(*arguments: str, entry: Callable[[], None] = main) -> Said:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["marlaas", *arguments])
         with pytest.raises(SystemExit) as caught:
-            main()
+            entry()
         printed = capsys.readouterr()
         code = caught.value.code
         return Said(code if isinstance(code, int) else 0, printed.out, printed.err)

@@ -10,6 +10,7 @@ import pytest
 from tests.tables import data, rows
 
 from marlaas import Cluster
+from marlaas.cli import plugin
 from marlaas.clusters import JobFailed
 from marlaas.manifest.findings import InvalidManifest
 from marlaas_api.kinds import ModelPool, RLJob
@@ -28,6 +29,30 @@ def test_submit_creates_then_finds_nothing_to_change_then_changes(shell):
     assert f"RLJob {shell.namespace}/sums: unchanged" in shell.run("submit", shell.write(shell.both)).out
     assert "sums: changed" in shell.run("submit", shell.write(shell.both.replace("steps: 8", "steps: 9"))).out
     assert shell.get("rljob", "sums")["spec"]["training"]["steps"] == 9
+
+
+def test_the_plugins_eval_applies_jobs_without_steps_and_prints_the_results_of_those_that_have_ended(shell):
+    suites = "evaluation: {suites: [{name: greedy, tasks: 8, temperature: 0}, {name: twice, samples: 2}]}"
+    export = "export: {trackers: [wandb]}\n  suspend: true\n  agents:"
+    path = shell.write(f"{shell.job}  {suites}\n  {export}\n")
+    shell_eval = ("eval", path, "--adapter", "/adapters/a")
+    said = shell.run(*shell_eval, "--no-wait", entry=plugin)
+    assert (said.code, said.out) == (0, f"RLJob {shell.namespace}/sums-eval: created; evaluation only\n"), said.err
+    spec = shell.get("rljob", "sums-eval")["spec"]
+    assert (spec["training"]["steps"], spec["export"], spec["suspend"]) == (0, {}, False)
+    assert len(spec["evaluation"]["suites"]) == 2
+    assert [agent["initFrom"] for agent in spec["agents"]] == [{"path": "/adapters/a"}]
+    greedy = {"name": "greedy", "before": 0.5, "standardError": 0.125}
+    twice = {"name": "twice", "before": 0.25, "passAt": {"2": 0.5, "1": 0.25}, "majority": 0.3}
+    shell.set_status("rljob", "sums-eval", {"phase": "Succeeded", "suites": [greedy, twice]})
+    said = shell.run(*shell_eval, entry=plugin)
+    here = f"{shell.namespace}/sums-eval"
+    assert f"{here}: greedy 0.500 ± 0.12\n{here}: twice 0.250, pass@1 0.250, pass@2 0.500, majority 0.300\n" in said.out
+    for options, words in ((["--suffix", "X"], "metadata.name"), (["--adapter", "b=/c"], "has no such agent")):
+        said = shell.run("eval", path, *options, entry=plugin)
+        assert (said.code, words in said.err) == (2, True), said.err
+    said = shell.run("eval", path, entry=plugin)
+    assert (said.code, "cannot change once the job exists" in said.err) == (2, True)
 
 
 def test_python_submits_objects_waits_for_jobs_and_suspends_them(shell):

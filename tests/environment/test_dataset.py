@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from marlaas.cli.app import build
 from marlaas.environment import Play, ServiceFailed, Split, Task
-from marlaas.envs import own_modules
+from marlaas.envs import own_modules, suite_args
 from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
@@ -76,6 +77,15 @@ def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():
             drawn = (task := Task(split, at + len(part), 0)).drawn
             assert play("dataset", args, lambda _, at=at: str(part.numbers[at] + 1), task)[0].rewards == {"policy": 1.0}  # noqa: B023
             assert [split_of(text) for text in drawn] == [split]
+
+
+def test_a_data_set_of_a_suite_is_held_out_as_a_whole_and_cannot_be_trained():
+    undivided = {name: value for name, value in ARGS.items() if name != "held_out"}
+    tasks = Dataset(**suite_args("dataset", undivided)).tasks
+    assert len({tasks.held_out.task(at).place for at in range(len(tasks.held_out))}) == 4
+    with pytest.raises(InvalidInput, match="all rows are held out"):
+        tasks.train.task(0)
+    assert suite_args("dataset", ARGS) == ARGS, "what the user says of held-out rows holds"
 
 
 @pytest.mark.parametrize(("args", "reason"), rows(__file__, "data_refused"))
@@ -156,16 +166,20 @@ def test_a_judge_without_its_key_is_the_environments_fault_and_the_only_other_ag
 
 
 @pytest.mark.parametrize(("answers", "expected"), rows(__file__, "data_services"))
-def test_a_judges_service_is_asked_again_unless_it_refuses(answers, expected, monkeypatch):
+def test_a_judges_service_is_asked_again_unless_it_refuses_and_once_for_a_prompt(
+    answers, expected, monkeypatch, tmp_path
+):
     monkeypatch.setenv("JUDGE_KEY", "sesame")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with chat_completions(answers) as (url, asked):
         judge = {"url": url, "model": "m", "key": "JUDGE_KEY"}
         if isinstance(expected, str):
             with pytest.raises(ServiceFailed, match=expected):
                 judged([], **judge)
         else:
-            metrics = judged([], **judge).metrics
-            assert (metrics["judge"], metrics["judge_tokens"]) == (expected, 12.0)
+            for tokens in (12.0, 0.0):
+                metrics = judged([], **judge).metrics
+                assert (metrics["judge"], metrics["judge_tokens"]) == (expected, tokens)
     assert [one["messages"][0]["content"] for one in asked] == [r"What is 3/4? \frac{3}{4} x: 0 to 10?"] * len(answers)
     assert {one["key"] for one in asked} == {"Bearer sesame"}
 

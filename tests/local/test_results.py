@@ -47,7 +47,8 @@ def test_the_last_fault_of_the_recorded_episodes_is_in_the_closing_report(docume
 
 
 def test_a_run_that_is_continued_with_other_code_of_an_environment_says_both_digests(document, tmp_path):
-    job = document(spec={"environment": {"name": "pack.game:play"}})
+    suites = [{"name": "held", "environment": {"name": "pack.game:play"}}, {"name": "plain"}]
+    job = document(spec={"environment": {"name": "pack.game:play"}, "evaluation": {"suites": suites}})
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").touch()
     found = []
@@ -56,7 +57,8 @@ def test_a_run_that_is_continued_with_other_code_of_an_environment_says_both_dig
         found.append(module_files([job, document("builtin")], {job.ref.key: tmp_path}))
     (was, now) = (one[job.ref.key] for one in found)
     assert was == ModuleFile(file=str(tmp_path / "pack" / "game.py"), sha256=hashlib.sha256(b"a = 1").hexdigest())
-    (note,) = changed_modules(*found)
+    note, of_suite = changed_modules(*found)
+    assert "the environment of suite held has changed" in of_suite
     assert (was.sha256 in note, now.sha256 in note, list(changed_modules(found[0], found[0]))) == (True, True, [])
 
 

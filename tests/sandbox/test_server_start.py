@@ -97,6 +97,16 @@ async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_t
     assert virtual_time.now() - virtual_time.START == 4 * LIMIT_S
 
 
+async def test_an_image_of_a_release_that_plays_no_suites_of_their_own_is_refused(ends):
+    ours, theirs = ends
+    theirs.send(json.dumps({"report": "ready", "suites": ["sums"]}).encode())
+    theirs.send(json.dumps({"report": "ready"}).encode())
+    assert await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"]) == ()
+    with pytest.raises(BrokenEnvironment, match=r"\(sums\): build the image from the worker image") as caught:
+        await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"])
+    assert caught.value.is_permanent
+
+
 @pytest.mark.parametrize(
     ("part", "waited"),
     [(0.0, 1), (0.4, 1), (0.9, MAX_EXTENSION), (None, 1)],

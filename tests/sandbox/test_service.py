@@ -10,13 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.harness import WITHIN_S
+from tests.harness import WITHIN_S, changed
 from tests.killing import kill_at
 
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason, TaskMessage
+from marlaas_api.messages.job_spec import EvaluationSettings
+from marlaas_api.names import Split
 from marlaas_api.wire import decode_as
+from marlaas_worker.orchestrator.evaluation import EvaluationRun
+from marlaas_worker.orchestrator.job_tasks import JobTasks
 from marlaas_worker.sandbox import attempt, places, service, session
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
 from marlaas_worker.sandbox.children import Children
@@ -50,6 +54,49 @@ async def test_a_group_is_played_published_and_its_task_acked(harness):
     assert (request.group, request.episode, request.parent) == ("u1-t0", "u1-t0-1-1", None)
     assert request.append == (ChatMessage(role="user", content="train 0 0"),)
     assert (request.max_tokens, request.deadline_s) == (None, LEASE_S)
+
+
+def with_suites(document, suites):
+    return changed(document, evaluation=EvaluationSettings.model_validate({"suites": suites}))
+
+
+async def test_a_suite_is_played_and_compared_by_its_own_environment_and_its_data_set_is_held_out(harness, tmp_path):
+    (tmp_path / "sums.jsonl").write_text('{"q": "1 + 1?", "a": 1}\n', encoding="utf-8")
+    prompt, truth = [{"role": "user", "content": "{{ q }}"}], "{{ a }}"
+    args = {"source": {"files": str(tmp_path / "sums.jsonl")}, "prompt": prompt, "truth": truth, "rewards": ["math"]}
+    suites = [
+        {"name": "job", "tasks": 1},
+        {"name": "ranks", "tasks": 1, "samples": 2, "environment": {"name": "rogues:Ranks"}},
+        {"name": "sums", "tasks": 1, "environment": {"name": "dataset", "args": args}},
+    ]
+    document = with_suites(harness.document("rogues:asks"), suites)
+    tasks = JobTasks(document).missing(EvaluationRun(0, 0, document.spec.evaluation, {"policy": 0}))
+    async with harness.open(document):
+        for task in (harness.task(document), *tasks):
+            await harness.put_task(task)
+        episodes = sorted(await harness.episodes(5), key=lambda one: (one.split == Split.EVAL, one.index, one.member))
+    asked = {one.group: one.append[0].content for one in harness.rollout.requests}
+    assert sorted(asked.items()) == [
+        ("u1-e0v0", "eval 0 0"),
+        ("u1-e1v0", "a number"),
+        ("u1-e2v0", "1 + 1?"),
+        ("u1-t0", "train 0 0"),
+    ]
+    assert [(one.rewards["policy"], one.metrics.get("of")) for one in episodes] == [
+        (1.0, None),
+        (1.0, None),
+        (0.0, 2.0),
+        (0.0, 2.0),
+        (1.0, None),
+    ]
+
+
+async def test_a_suites_environment_that_cannot_be_loaded_is_told_by_its_suite(harness):
+    document = harness.document("rogues:asks")
+    suites = [{"name": "aime", "environment": {"name": "reverse", "args": {"max_length": 9}}}]
+    (episode,) = await harness.play_document(with_suites(document, suites))
+    assert (episode.fault, episode.is_permanent) == (FaultClass.ENV, True)
+    assert episode.fault_text.startswith("suite aime: reverse: 3 to 9 letters; words have 3 to 5 letters")
 
 
 @pytest.mark.parametrize("place", ["sandbox.episode.after_publish", "sandbox.task.before_ack"])

@@ -56,6 +56,7 @@ def test_only_arguments_of_environments_and_data_sets_variables_of_a_chat_templa
     given = (
         "RLJob.spec.agents[].initFrom.sft.data{} RLJob.spec.environment.args{} RLJob.spec.rollout.chatTemplate.kwargs{}"
     )
+    given += " RLJob.spec.evaluation.suites[].environment.args{}"
     given += " ModelPool.spec.chatTemplate.kwargs{}"
     assert free == [*given.split(), "ModelPool.spec.rollout.affinity{}", "ModelPool.spec.trainer.affinity{}"]
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 from tests.harness import a_step, identity, job_document
 
-from marlaas_api.messages import EvalRecord, JobDocument, StepRecord
+from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, StepRecord
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def steps(document) -> Callable[[int], list[StepRecord]]:
 def evaluation(document) -> Callable[[int], EvalRecord]:
     def build(done: int) -> EvalRecord:
         values = {"step": done, "version": done, "at": 99.5 + done, "reward_mean": 0.5, "num_episodes": 8}
-        return EvalRecord(**identity(document()), **values, metrics={"is right?": 1.0})
+        sample = EvalSample(index=3, prompt="reverse: ab", reply="ba", reward=1.0)
+        return EvalRecord(**identity(document()), **values, metrics={"is right?": 1.0}, samples=(sample,))
 
     return build

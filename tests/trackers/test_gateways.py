@@ -1,5 +1,6 @@
 """The libraries themselves, without a network: what was told lies where the gateway says."""
 
+import json
 import os
 import shlex
 import time
@@ -56,6 +57,11 @@ def test_mlflow_goes_on_with_the_run_of_the_job(document, steps, evaluation, tmp
     history = client.get_metric_history(run.info.run_id, "reward/train")
     found = [(metric.step, metric.timestamp, metric.value) for metric in history]
     assert found == [(1, 100000, 0.0), (2, 101000, 0.25)]
+    (samples,) = tmp_path.glob("mlruns/*/*/artifacts/samples/000000.json")
+    told = json.loads(samples.read_text())
+    assert [dict(zip(told["columns"], one, strict=True)) for one in told["data"]] == [
+        {"suite": "", "task": 3, "prompt": "reverse: ab", "reply": "ba", "reward": 1.0}
+    ]
 
 
 @pytest.mark.slow
@@ -69,3 +75,5 @@ def test_wandb_works_offline_under_the_jobs_own_id(document, steps, evaluation, 
     while not (are_written := all(b"reward/train" in path.read_bytes() for path in files)) and time.monotonic() < until:
         time.sleep(0.05)
     assert are_written
+    (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/samples*.json")
+    assert json.loads(table.read_text())["data"] == [["", 3, "reverse: ab", "ba", 1.0]]

@@ -85,6 +85,19 @@ _Cidr = Annotated[
 ]
 
 
+class SuiteEnvironmentSpec(Spec):
+    """Environment of a suite of the evaluation. It is played in the job's sandboxes, with their limits."""
+
+    name: EnvironmentName = Field(
+        description="Name of a builtin environment, or module:attribute of a module beside the job's own environment.",
+    )
+    args: Annotated[dict[str, Any], AfterValidator(_small)] = Field(
+        default_factory=dict,
+        max_length=256,
+        description="Its arguments, at most 64 KiB as text; none by default. All rows of a data set without held_out are held-out tasks of the suite.",
+    )
+
+
 class Egress(Spec):
     """One network destination that the environment may reach. All others are denied; link-local and metadata addresses always are."""
 

@@ -16,6 +16,7 @@ from marlaas_api.kinds.base import (
 )
 from marlaas_api.kinds.chat_template import ChatTemplateSpec
 from marlaas_api.kinds.data import DataSpec
+from marlaas_api.kinds.environment import SuiteEnvironmentSpec
 from marlaas_api.kinds.objective import (
     BaselineSpec,
     ClipSpec,
@@ -336,11 +337,15 @@ class SuiteSpec(Spec):
         )
     )
     name: SuiteName = Field(description="Name of the suite, in status, tables, plots and trackers.")
+    environment: SuiteEnvironmentSpec | None = Field(
+        None,
+        description="Environment of the suite's tasks, which is never trained on. Absent: the job's environment.",
+    )
     tasks: int = Field(
         64,
         ge=1,
         le=100_000,
-        description="Number of held-out tasks. Every suite has the first ones, so that suites can be compared.",
+        description="Number of held-out tasks. Every suite has the first ones of its environment, so that suites can be compared.",
     )
     samples: int = Field(
         1,

@@ -102,10 +102,18 @@ class SamplingSettings(SpecPart):
     chat_template: ChatTemplateSettings = ChatTemplateSettings()
 
 
+class SuiteEnvironmentSettings(SpecPart):
+    """The environment of a suite."""
+
+    name: str
+    args: PackedArgs = PackedArgs({})
+
+
 class SuiteSettings(SpecPart):
     """One suite of an evaluation. None: as in training."""
 
     name: str
+    environment: SuiteEnvironmentSettings | None = None
     tasks: int = 64
     samples: int = 1
     temperature: float | None = None
@@ -242,6 +250,12 @@ class JobSpec(SpecPart):
         own |= {} if suite.temperature is None else {"temperature": suite.temperature}
         own |= {} if suite.max_tokens is None else {"max_tokens": suite.max_tokens}
         return self.rollout.model_copy(update=own)
+
+    def suite_environment(self, group: str) -> str:
+        """Return the suite whose own environment plays a group; empty: the job's environment does. Raises ValueError as `sampling`."""
+        index = eval_index(group)
+        suite = None if index is None else self.evaluation.at(index)[0]
+        return "" if suite is None or suite.environment is None else suite.name
 
     @property
     def learner(self) -> AgentSettings | None:

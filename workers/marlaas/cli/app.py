@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -159,6 +159,15 @@ COMMANDS = {
 }
 
 
+EVAL_ON_A_CLUSTER = Command(
+    "Evaluate base models and adapters on a cluster, without training.",
+    "marlaas.cli.cluster_eval",
+    "evaluate",
+    "kubectl marlaas eval examples/cluster/rljob.yaml",
+)
+"""What `kubectl marlaas eval` does; `marlaas eval` evaluates on this machine."""
+
+
 def main() -> None:
     """Run the command in `sys.argv` and exit."""
     _run("marlaas")
@@ -166,13 +175,13 @@ def main() -> None:
 
 def plugin() -> None:
     """Run as a kubectl plugin: kubectl runs `kubectl-marlaas` for `kubectl marlaas`."""
-    _run("kubectl marlaas")
+    _run("kubectl marlaas", {**COMMANDS, "eval": EVAL_ON_A_CLUSTER})
 
 
-def _run(called: str) -> None:
+def _run(called: str, commands: Mapping[str, Command] = COMMANDS) -> None:
     open_closed_descriptors()
     try:
-        build(sys.argv[1:])(prog_name=called)
+        build(sys.argv[1:], commands)(prog_name=called)
     except KeyboardInterrupt:  # while modules load; commands handle it themselves
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -182,7 +191,7 @@ def _run(called: str) -> None:
         sys.exit(code)
 
 
-def build(arguments: Sequence[str]) -> typer.Typer:
+def build(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS) -> typer.Typer:
     """Return the tree of commands for these arguments. Commands that were not requested have only a name and a summary."""
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
     app = typer.Typer(
@@ -195,7 +204,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)
-    for name, command in COMMANDS.items():
+    for name, command in commands.items():
         _mount(app, name, command, is_asked=name == asked)
     return app
 

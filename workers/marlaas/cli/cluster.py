@@ -76,7 +76,7 @@ def submit(
     for note in manifest.cluster_notes:
         complain(f"note: {note}")
     if watch and jobs:
-        _watch([_JobLister(_within(kubectl, there), names) for there, names in jobs.items()], as_json=False)
+        watch_jobs([JobLister(within(kubectl, there), names) for there, names in jobs.items()], as_json=False)
     for there, names in jobs.items():
         typer.echo(f"watch: kubectl marlaas watch -n {there} {' '.join(names)}")
 
@@ -100,9 +100,9 @@ def watch(
     if everywhere and names:
         raise InvalidInput("give names or -A, not both: a name belongs to one namespace")
     look: _ListJobs = (
-        partial(kubectl.list, RLJOBS, "--all-namespaces") if everywhere else _JobLister(kubectl, names or ())
+        partial(kubectl.list, RLJOBS, "--all-namespaces") if everywhere else JobLister(kubectl, names or ())
     )
-    if not _watch([look], as_json):
+    if not watch_jobs([look], as_json):
         here = f"in namespace {kubectl.namespace()}; choose another one with -n NAMESPACE, or all with -A"
         complain(f"no RLJobs {'in the cluster' if everywhere else here}")
 
@@ -245,7 +245,7 @@ _ListJobs = Callable[[], Sequence[Mapping[str, Any]]]
 
 
 @dataclass(slots=True)
-class _JobLister:
+class JobLister:
     """Lists the jobs of one namespace. The first call raises ObjectMissing if one of the names does not exist."""
 
     kubectl: Kubectl
@@ -262,11 +262,12 @@ class _JobLister:
         return [body for body in found if not self.names or body["metadata"]["name"] in self.names]
 
 
-def _within(kubectl: Kubectl, namespace: str) -> Kubectl:
+def within(kubectl: Kubectl, namespace: str) -> Kubectl:
+    """Return the client for another namespace."""
     return replace(kubectl, target=replace(kubectl.target, namespace=namespace))
 
 
-def _watch(looks: Sequence[_ListJobs], as_json: bool) -> bool:
+def watch_jobs(looks: Sequence[_ListJobs], as_json: bool) -> bool:
     """Show jobs until they end. Return whether there were any. Raises Exit when one failed."""
     display = choose(as_json)
     watching = ClusterWatch(lambda: [body for look in looks for body in look()], display, time.time)

@@ -35,7 +35,7 @@ def show(files: Files, num: Num = 5, split: SplitOption = Split.TRAIN, as_json: 
 
     The truth itself as a reply must have the full reward, and an empty reply must not. Every row is rendered; rows that cannot be used are
     errors with file and line. Warnings on standard error report repeated prompts, prompts that are too long for the pool, and rewards that
-    are not as they must be. Nothing is started. The results are kept in the user's cache, so that a job starts faster.
+    are not as they must be. Of a suite's data set, the held-out tasks are shown. Nothing is started. The results are kept in the user's cache, so that a job starts faster.
 
     Exit code: 0 shown, 1 a reward raised an exception, 2 the input must be changed.
     """
@@ -57,10 +57,10 @@ def _shown(job: DataJob, num: int, split: Split, as_json: bool) -> dict[str, Any
     data = _opened(job)
     count = None if job.reader is None else job.reader.count
     facts = {one: report.part_facts(data.tasks.part(one), count) for one in Split}
-    limits = report.Limits(
-        None if job.pool is None else job.pool.spec.rollout.max_model_len, job.job.spec.rollout.max_tokens
-    )
-    notes = [*data.notes, *report.warnings(data.tasks, facts, limits, job.job.spec.training.data.tasks)]
+    limits = report.Limits(None if job.pool is None else job.pool.spec.rollout.max_model_len, job.max_tokens)
+    num_trained = None if job.suite is not None else job.job.spec.training.data.tasks
+    notes = [*data.notes, *report.warnings(data.tasks, facts, limits, num_trained)]
+    split = split if job.suite is None else Split.EVAL
     if data.rewards is not None and data.rewards.left_out:
         notes.append(f"rewards are shown without {', '.join(data.rewards.left_out)}, which only the job can give")
     try:

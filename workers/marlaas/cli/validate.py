@@ -11,7 +11,11 @@ from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.memory_table import memory_facts, memory_lines
 from marlaas.cli.summaries import summary
 from marlaas.cluster.submission import preview
+from marlaas.local.estimates import Estimate, facts, lines, read
+from marlaas.local.estimates import estimate as estimate_of
 from marlaas.manifest import Finding, InvalidManifest, LoadedManifest, load
+from marlaas.manifest.references import anchored_job, anchored_pool
+from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import Kind, ModelPool, RLJob
 from marlaas_api.numeric import QUANTITY, quantity
@@ -19,6 +23,10 @@ from marlaas_api.numeric import QUANTITY, quantity
 Files = Annotated[list[str], typer.Argument(metavar="FILE", help="YAML manifests; - is standard input.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Memory = Annotated[bool, typer.Option("--memory", help="Also print the plan of each pool's memory, part by part.")]
+Estimated = Annotated[
+    bool,
+    typer.Option("--estimate", help="Also print what each job takes, from the rates of earlier runs on this machine."),
+]
 Card = Annotated[
     str | None,
     typer.Option("--card", metavar="SIZE", help="Memory of a GPU, for example 80Gi: refuse pools that do not fit one."),
@@ -30,6 +38,7 @@ def validate(
     files: Files,
     as_json: Json = False,
     memory: Memory = False,
+    estimate: Estimated = False,
     card: Card = None,
     server: Server = False,
     context: Context = None,
@@ -44,6 +53,9 @@ def validate(
 
     With --memory, the memory of each pool whose model is on this machine is printed: of pools with `gpus`, or with --card, on GPUs; of others
     on CPUs, beside the `memory` of their workers.
+
+    With --estimate, tokens, time, and the time of engine and trainer are printed for each job whose pool is in the files. They come from the
+    jobs that `marlaas run` has finished on this machine; without one like it, the tokens are an upper bound and the time is not known.
 
     Notes on standard error report valid settings with a side effect, and problems that would prevent `marlaas run` on this machine.
 
@@ -61,9 +73,12 @@ def validate(
         typer.echo(json.dumps({"valid": False, "errors": [_finding(one) for one in error.findings]}, indent=2))
         raise typer.Exit(INVALID) from error
     if as_json:
-        typer.echo(json.dumps(_result(manifest, memory), indent=2))
+        found = {"estimates": {one.job: facts(one) for one in _estimates(manifest)}} if estimate else {}
+        typer.echo(json.dumps(_result(manifest, memory) | found, indent=2))
     else:
         _print_summary(manifest, memory)
+        for line in lines(_estimates(manifest)) if estimate else ():
+            typer.echo(line)
 
 
 def _card(size: str | None) -> int | None:
@@ -83,6 +98,18 @@ def _print_summary(manifest: LoadedManifest, memory: bool) -> None:
             _print_memory(manifest, one.metadata.name)
         elif isinstance(one, ModelPool) and (room := manifest.cache_rooms.get(_name(one))):
             typer.echo(f"  KV cache of an engine: {room}")
+
+
+def _estimates(manifest: LoadedManifest) -> list[Estimate]:
+    """Return the estimates of the jobs whose pool is in the files."""
+    pools, jobs, known = {}, [], read()
+    for one in manifest.placed:
+        if isinstance(one.object, ModelPool):
+            pools[one.object.metadata.name] = pool_spec(anchored_pool(one.object, one.source.folder).spec)
+        elif isinstance(one.object, RLJob):
+            jobs.append(job_document(anchored_job(one.object, one.source.folder), manifest.tenants, "", None))
+    placed = [(job, pools.get(job.pool_of(job.spec.policies[0]))) for job in jobs]
+    return [estimate_of(job, pool, known) for job, pool in placed if pool is not None]
 
 
 def _print_memory(manifest: LoadedManifest, pool: str) -> None:

@@ -18,6 +18,12 @@ BUILTINS = {
 }
 
 
+def suite_args(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a suite's own environment: all rows of a data set are held out, unless the arguments say which."""
+    is_undivided = name == DATASET and args.get("held_out") is None
+    return {**args, "held_out": {"share": 1}} if is_undivided else dict(args)
+
+
 def own_modules(name: str, args: Mapping[str, Any]) -> list[str]:
     """Return the modules beside the manifest that an environment needs: its own, or those of the builtin `dataset`'s rewards."""
     if name != DATASET:

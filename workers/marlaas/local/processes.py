@@ -14,6 +14,7 @@ from pathlib import Path
 from marlaas.envs import own_modules
 from marlaas.local.credentials import CredentialSource, Handed
 from marlaas.local.folder import OutFolder, translated, write
+from marlaas.local.modules import environments_of
 from marlaas.local.plan import ProcessSpec, cards_by_worker
 from marlaas.local.sandbox_host import HostCommand, HostedSandbox, SandboxHost, sandbox_host
 from marlaas.local.watchdog import clean_up, kill_session
@@ -260,8 +261,9 @@ class Launcher:
         folder = self.modules.get(spec.job)
         if folder is None:
             return []
-        environment = self.jobs[spec.job].spec.environment
-        return ["--modules", str(folder)] if own_modules(environment.name or "", environment.args) else []
+        environments = environments_of(self.jobs[spec.job].spec)
+        has_own = any(own_modules(name, args) for _, name, args in environments)
+        return ["--modules", str(folder)] if has_own else []
 
     async def sweep(self, process: RoleProcess) -> int:
         """Wait until a role exits, kill its remaining children, and return its exit code."""

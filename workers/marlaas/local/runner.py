@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from marlaas.episodes.files import DEFAULT_BYTES
-from marlaas.local import changes, documents, plan
+from marlaas.local import changes, documents, estimates, plan
 from marlaas.local.announcements import announce, withdraw, write_change
 from marlaas.local.collection import Collector, read_results, with_last_fault, write_summary
 from marlaas.local.curves import CurveDrawer
@@ -31,6 +31,7 @@ from marlaas.local.report import Report
 from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import Existing, message_server
 from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
+from marlaas.local.table import duration
 from marlaas.local.tenants import SharesSoFar
 from marlaas.local.watch import JobWatch
 from marlaas.models.cards import cards
@@ -42,6 +43,7 @@ from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
+from marlaas_api.messages.pool_spec import PoolSpec
 
 TICK_S = 0.5
 EXIT_SUCCEEDED, EXIT_FAILED = 0, 1
@@ -133,6 +135,7 @@ class _Run:
         self._modules: dict[str, ModuleFile] = {}
         self._data: dict[str, tuple[ModuleFile, ...]] = {}
         self._shares: Mapping[str, SharesSoFar] = {}
+        self._estimates: list[estimates.Estimate] = []
         self.again = request.again
 
     async def run(self) -> int:
@@ -160,6 +163,8 @@ class _Run:
             async with watchdog() as guard:
                 pools = await self._interrupts.unless(self._interrupts.first, self._prepare(wanted, jobs, guard))
                 folder.write_record(self._record(jobs, pools))
+                if not record.jobs:
+                    self._estimate(jobs, pools)
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
 
@@ -167,6 +172,26 @@ class _Run:
         """Read the manifests. Raises InvalidInput."""
         wanted = read(self._request.files, self._request.seed)
         return wanted if self._request.adapters is None else only_evaluating(wanted, self._request.adapters)
+
+    def _estimate(self, jobs: Sequence[JobDocument], pools: Sequence[PoolDocument]) -> None:
+        """Say what the jobs of a new run will take."""
+        known = estimates.read()
+        self._estimates = [estimates.estimate(job, _pool_of(job, pools), known) for job in jobs]
+        for line in estimates.lines(self._estimates):
+            self._display.note(line)
+
+    def _compare(self, pools: Sequence[PoolDocument], results: Sequence[JobResult]) -> None:
+        """Say how a new run's estimate compares with what came, and keep the measured rates."""
+        is_as_begun = {str(one.document.ref) for one in results} == {one.job for one in self._estimates}
+        if not is_as_begun or not all_succeeded(results):
+            return
+        ends = [one.progress for one in results if one.progress is not None]
+        began = min((one.started_at for one in ends if one.started_at is not None), default=0.0)
+        ended = max((one.finished_at for one in ends if one.finished_at is not None), default=began)
+        if (expected := estimates.total_s(self._estimates)) is not None:
+            self._display.note(f"estimated {duration(expected)}, took {duration(ended - began)}")
+        found = [estimates.measured(one, _pool_of(one.document, pools), len(results), ended) for one in results]
+        estimates.add(one for one in found if one is not None)
 
     def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
         results = read_results(folder, record)
@@ -309,7 +334,14 @@ class _Run:
         record = self._record(tuple(one.document for one in results), pools)
         folder.write_record(record.model_copy(update={"progress": all_progress, "finished": finished}))
         self._display.result(Report(results, folder.root, self._shares))
+        self._compare(pools, results)
         if self._interrupts.first.is_set() and not finished:
             self._display.note(f"to continue: {shlex.join(self.again)}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
+
+
+def _pool_of(job: JobDocument, pools: Sequence[PoolDocument]) -> PoolSpec:
+    """Return the pool of a job's first policy."""
+    name = job.pool_of(job.spec.policies[0])
+    return next(pool.spec for pool in pools if pool.name == name)

@@ -155,13 +155,21 @@ def _laptops(job: RLJob) -> Iterator[Problem]:
         if given:
             what = "only `marlaas run`" if key == "path" else "tensorboard writes files, so only `marlaas run`"
             yield Problem(("spec", "export", key), f"{what} supports it; a cluster ignores it")
-    name = job.spec.environment.name or ""
-    if ":" in name and not name.startswith("marlaas."):
+    suites = enumerate(job.spec.evaluation.suites)
+    own: list[tuple[Loc, str]] = [(("spec", "environment", "name"), job.spec.environment.name or "")]
+    own += [
+        (("spec", "evaluation", "suites", at, "environment", "name"), suite.environment.name)
+        for at, suite in suites
+        if suite.environment
+    ]
+    for loc, name in own:
+        if ":" not in name or name.startswith("marlaas.") or job.spec.environment.image is not None:
+            continue
         text = (
             f"a cluster's sandboxes look for '{name}' in the worker image, not beside this file; build an image with it "
             "(environment.image and entrypoint: docs/reference/environments.md)"
         )
-        yield Problem(("spec", "environment", "name"), text)
+        yield Problem(loc, text)
 
 
 def _demand(pool: ModelPool, jobs: Sequence[RLJob]) -> Iterator[Problem]:

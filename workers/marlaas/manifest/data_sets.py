@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.environment_types import Message
-from marlaas.envs import DATASET
+from marlaas.envs import DATASET, suite_args
 from marlaas.manifest.loading import LoadedManifest, load
 from marlaas.manifest.models import model_folder
 from marlaas.manifest.references import anchored_job, anchored_pool
@@ -19,6 +19,7 @@ from marlaas.models.errors import ModelError
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.agent import SftSpec
+from marlaas_api.kinds.training import SuiteSpec
 
 _TOKENIZER = "tokenizer.json"
 
@@ -83,7 +84,7 @@ class DataJob:
     """A job on a data set, or one whose first steps are supervised fine-tuning on a data set.
 
     job: its files are read from the manifest's folder. pool: of its agent; None: not in the files. reader: None if the tokenizer of the
-    pool's model is not on this machine. sft: if it is the data set of `initFrom.sft`.
+    pool's model is not on this machine. sft: if it is the data set of `initFrom.sft`. suite: if it is that of a suite.
     """
 
     job: RLJob
@@ -91,22 +92,33 @@ class DataJob:
     pool: ModelPool | None
     reader: PromptReader | None
     sft: SftSpec | None = None
+    suite: SuiteSpec | None = None
 
     @property
     def name(self) -> str:
         """Namespace and name."""
         name = f"{self.job.metadata.namespace}/{self.job.metadata.name}"
+        if self.suite is not None:
+            return f"{name} suite {self.suite.name}"
         return name if self.sft is None else f"{name} initFrom.sft"
 
     @property
     def demonstrates(self) -> bool:
         """Whether the job trains what the rows demonstrate."""
-        return self.sft is not None or self.job.spec.training.algorithm == "sft"
+        return self.sft is not None or (self.suite is None and self.job.spec.training.algorithm == "sft")
 
     @property
     def args(self) -> dict[str, Any]:
         """The arguments of the data set."""
+        if self.suite is not None and self.suite.environment is not None:
+            return suite_args(self.suite.environment.name, self.suite.environment.args)
         return self.job.spec.environment.args if self.sft is None else self.sft.data
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of a reply."""
+        own = None if self.suite is None else self.suite.max_tokens
+        return own or self.job.spec.rollout.max_tokens
 
 
 def data_jobs(paths: Sequence[str]) -> list[DataJob]:
@@ -125,9 +137,12 @@ def _data_jobs(manifest: LoadedManifest, job: RLJob, folder: Path) -> Iterator[D
     pool = next((anchored_pool(one, folder) for one in manifest.pools if one.metadata.name in named), None)
     job = anchored_job(job, folder)
     given = (agent.init_from.sft for agent in job.spec.agents if agent.init_from is not None)
-    sets = [*([None] if job.spec.environment.name == DATASET else []), *(sft for sft in given if sft is not None)]
+    sets: list[tuple[SftSpec | None, SuiteSpec | None]] = [(None, None)] if job.spec.environment.name == DATASET else []
+    sets += [(sft, None) for sft in given if sft is not None]
+    suites = [one for one in job.spec.evaluation.suites if one.environment and one.environment.name == DATASET]
+    sets += [(None, suite) for suite in suites]
     reader = None if pool is None or not sets else _reader(job, pool)
-    return (DataJob(job, folder, pool, reader, sft) for sft in sets)
+    return (DataJob(job, folder, pool, reader, sft, suite) for sft, suite in sets)
 
 
 def _reader(job: RLJob, pool: ModelPool) -> PromptReader | None:

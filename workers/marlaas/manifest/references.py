@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.environment_check import Checked
-from marlaas.envs import BUILTINS, DATASET, own_modules
+from marlaas.envs import BUILTINS, DATASET, own_modules, suite_args
 from marlaas.envs.loading import refuse_shadows
 from marlaas.manifest.findings import Finding, Placed
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom
 from marlaas_api.kinds.problems import Loc, Problem
+from marlaas_api.kinds.training import EvaluationSpec, SuiteSpec
 from marlaas_worker.peft_config import other_base, unsupported_fields
 
 TIMEOUT_S = 120.0
@@ -59,8 +60,18 @@ def anchored_job(job: RLJob, folder: Path) -> RLJob:
     environment = job.spec.environment
     if environment.name == DATASET:
         environment = environment.model_copy(update={"args": _anchored_data(environment.args, folder)})
-    changed = {"agents": agents, "training": training, "environment": environment}
+    suites = tuple(_anchored_suite(suite, folder) for suite in job.spec.evaluation.suites)
+    evaluation = job.spec.evaluation.model_copy(update={"suites": suites})
+    changed = {"agents": agents, "training": training, "environment": environment, "evaluation": evaluation}
     return job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
+
+
+def _anchored_suite(suite: SuiteSpec, folder: Path) -> SuiteSpec:
+    own = suite.environment
+    if own is None or own.name != DATASET:
+        return suite
+    own = own.model_copy(update={"args": _anchored_data(own.args, folder)})
+    return suite.model_copy(update={"environment": own})
 
 
 def _anchored_init(given: InitFrom, folder: Path) -> InitFrom:
@@ -211,7 +222,8 @@ class _Question:
         """Return the most specific field that can be blamed. loc: below the arguments, if it is known."""
         if self.name in BUILTINS:
             return (*self.loc, *loc)
-        return ("spec", "environment") if ":" in self.name else ("spec", "environment", "name")
+        environment = self.loc[:-1]
+        return environment if ":" in self.name else (*environment, "name")
 
 
 def check_environments(
@@ -228,42 +240,63 @@ def check_environments(
             refuse_shadows(folder)
         except InvalidInput as error:
             own = [one for one in batch if own_modules(one.name, one.args)]
-            errors += [one.job.source.finding(Problem(("spec", "environment"), str(error))) for one in own]
+            errors += [one.job.source.finding(Problem(one.loc[:-1], str(error))) for one in own]
             batch = [one for one in batch if one not in own]
         for one, found in zip(batch, _checked(folder, batch, timeout_s), strict=False):
             errors += one.job.source.findings(Problem(one.at(found.loc), text) for text in found.problems)
             notes += one.job.source.findings(Problem(one.at(), text) for text in found.notes)
     for job in jobs:
-        errors += job.source.findings(_unscored(job.object))
+        errors += job.source.findings(_unusable_data(job.object))
     return errors, notes
 
 
 def _questions(job: Placed[RLJob]) -> Iterator[_Question]:
     """Yield what is to be checked of a job."""
     spec = job.object.spec
+    agents = tuple(agent.name for agent in spec.agents)
     if spec.environment.name is not None:
         demonstrates = spec.training.algorithm == "sft"
-        agents = tuple(agent.name for agent in spec.agents)
         loc: Loc = ("spec", "environment", "args")
         yield _Question(job, spec.environment.name, spec.environment.args, agents, demonstrates, loc)
+    for at, suite in enumerate(spec.evaluation.suites):
+        own = suite.environment
+        is_here = spec.environment.image is None or (own is not None and not own_modules(own.name, own.args))
+        if own is not None and is_here:  # else in the job's image
+            loc = ("spec", "evaluation", "suites", at, "environment", "args")
+            yield _Question(job, own.name, suite_args(own.name, own.args), agents, False, loc)
     for at, agent in enumerate(spec.agents):
         if agent.init_from is not None and agent.init_from.sft is not None:
             data, loc = agent.init_from.sft.data, ("spec", "agents", at, "initFrom", "sft", "data")
             yield _Question(job, DATASET, data, (agent.name,), True, loc)
 
 
-def _unscored(job: RLJob) -> Iterator[Problem]:
-    """Yield what cannot be done with a data set without rewards."""
+def _unusable_data(job: RLJob) -> Iterator[Problem]:
+    """Yield what cannot be done with a data set without rewards, or without training rows."""
     spec = job.spec
-    if spec.environment.name != DATASET or spec.environment.args.get("rewards"):
+    for at, suite in enumerate(spec.evaluation.suites):
+        if (own := suite.environment) is not None and own.name == DATASET and not own.args.get("rewards"):
+            loc = ("spec", "evaluation", "suites", at, "environment", "args")
+            yield Problem(loc, "rewards: an evaluation scores replies; give rewards")
+    if spec.environment.name != DATASET:
+        return
+    args, loc_of_args = spec.environment.args, ("spec", "environment", "args")
+    held_out = args.get("held_out")
+    if isinstance(held_out, dict) and held_out.get("share") == 1 and spec.training.steps:
+        yield Problem((*loc_of_args, "held_out"), "share 1 holds out every row, so none can be trained; lower it")
+    if args.get("rewards"):
         return
     if spec.training.algorithm != "sft":
-        yield Problem(
-            ("spec", "environment", "args"), "rewards: only the algorithm sft trains without rewards; give rewards"
-        )
-    elif spec.evaluation.tasks or spec.evaluation.suites:
+        yield Problem(loc_of_args, "rewards: only the algorithm sft trains without rewards; give rewards")
+    elif _evaluates_own_environment(spec.evaluation):
         text = "the data set has no rewards, so an evaluation could not score replies; give rewards, or set tasks: 0"
         yield Problem(("spec", "evaluation"), text)
+
+
+def _evaluates_own_environment(evaluation: EvaluationSpec) -> bool:
+    """Return whether the job's environment plays evaluations."""
+    if evaluation.suites:
+        return any(suite.environment is None for suite in evaluation.suites)
+    return evaluation.tasks > 0
 
 
 def _folder(question: _Question) -> Path:

@@ -127,9 +127,11 @@ def _untemplated(
 ) -> Iterator[Finding]:
     """Yield jobs without a chat template. Builtin environments need one; other environments may append raw text."""
     for job in () if facts.has_chat_template else contents.jobs:
-        name = job.object.spec.environment.name
-        is_ours = bool(job.object.spec.agents_on(pool.metadata.name)) and (name in BUILTINS) == is_builtin
-        if is_ours and chosen_template(job.object, pool, folder).is_own:
+        if not job.object.spec.agents_on(pool.metadata.name) or not chosen_template(job.object, pool, folder).is_own:
+            continue
+        for loc, name in _environments(job.object):
+            if (name in BUILTINS) != is_builtin:
+                continue
             text = f"the base model of {pool_text(job.object, pool.metadata.name)} has no chat template, so "
             text += (
                 f"the environment '{name}' cannot send it messages; choose a chat model, or set rollout.chatTemplate: {{name: chatml}}"
@@ -137,7 +139,15 @@ def _untemplated(
                 else "the environment cannot send it messages (`agent.say`, `agent.ask`), only raw text (`agent.complete`); "
                 "rollout.chatTemplate: {name: chatml} gives it one"
             )
-            yield job.source.finding(Problem(("spec", "environment"), text))
+            yield job.source.finding(Problem(loc, text))
+
+
+def _environments(job: RLJob) -> Iterator[tuple[Loc, str | None]]:
+    """Yield place and name of the job's environment and of those of its suites."""
+    yield ("spec", "environment"), job.spec.environment.name
+    for at, suite in enumerate(job.spec.evaluation.suites):
+        if suite.environment is not None:
+            yield ("spec", "evaluation", "suites", at, "environment"), suite.environment.name
 
 
 def _lost(folder: Path, chosen: ChosenTemplate) -> str:

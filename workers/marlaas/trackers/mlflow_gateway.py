@@ -3,6 +3,7 @@
 Without a URI, the store is a folder beside the job's files.
 """
 
+import logging
 import os
 import shlex
 from importlib.util import find_spec
@@ -14,6 +15,8 @@ from mlflow.entities import Metric, Param, Run
 
 from marlaas.trackers.seam import End, MetricRow, settings
 from marlaas_api.messages import JobDocument
+
+log = logging.getLogger(__name__)
 
 _UID = "marlaas.uid"
 _STATUS = {End.SUCCEEDED: "FINISHED", End.FAILED: "FAILED", End.DELETED: "KILLED"}
@@ -40,9 +43,21 @@ class MlflowTracker:
         return f"{install}{allow}mlflow ui --backend-store-uri {shlex.quote(self._uri)}"
 
     def log(self, number: int, row: MetricRow) -> None:
+        if row.samples:
+            self._log_samples(row)
         at_ms = round(row.at * 1000)
         metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
+
+    def _log_samples(self, row: MetricRow) -> None:
+        """Store the samples before the metrics, by which the row counts as delivered. Without a store of artifacts there are none."""
+        columns, samples = row.table
+        try:
+            self._client.log_dict(
+                self._run_id, {"columns": columns, "data": samples}, f"samples/{row.finished:06d}.json"
+            )
+        except Exception as error:
+            log.warning("no samples for MLflow, whose artifacts cannot be written: %s: %s", type(error).__name__, error)
 
     def has(self, number: int, row: MetricRow) -> bool:
         """Look for the row's last metric: a store may write the metrics of a row one after another, in order."""

@@ -16,19 +16,26 @@ from typing import Protocol
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.export import Tracker as Name
-from marlaas_api.messages import EvalRecord, JobDocument, Phase, Progress, StepRecord, SuiteResult
+from marlaas_api.messages import EvalRecord, EvalSample, JobDocument, Phase, Progress, StepRecord, SuiteResult
 
 _NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """Metrics of one record. `key` is unique in its job; `at` is in unix seconds."""
+    """Metrics of one record. `key` is unique in its job; `at` is in unix seconds. samples: held-out episodes for people to read."""
 
     key: str
     finished: int
     at: float
     values: Mapping[str, float]
+    samples: Sequence[EvalSample] = ()
+
+    @property
+    def table(self) -> tuple[list[str | int], list[list[object]]]:
+        """Columns and rows of the samples, as tables of trackers take them."""
+        columns: list[str | int] = ["suite", "task", "prompt", "reply", "reward"]
+        return columns, [[one.suite, one.index, one.prompt, one.reply, one.reward] for one in self.samples]
 
 
 def row_of(record: StepRecord | EvalRecord) -> MetricRow:
@@ -81,7 +88,7 @@ def _eval_row(record: EvalRecord) -> MetricRow:
     rewards = ((f"reward/held_out/{agent}", reward) for agent, reward in agents)
     suites = (pair for name, suite in record.suites.items() for pair in _suite(f"suite/{name}", suite))
     values = _finite([("reward/held_out", record.reward_mean), *rewards, *metrics, *suites])
-    return MetricRow(f"eval {record.version}", record.step, record.at, values)
+    return MetricRow(f"eval {record.version}", record.step, record.at, values, record.samples)
 
 
 def _suite(name: str, suite: SuiteResult) -> Iterator[tuple[str, float]]:

@@ -36,7 +36,9 @@ class WandbTracker:
         return self._run.url or f"wandb sync {self._folder / 'wandb'}/offline-run-*"
 
     def log(self, number: int, row: MetricRow) -> None:
-        self._run.log({**row.values, _AXIS: row.finished}, step=number)
+        columns, samples = row.table
+        table = {"samples": wandb.Table(columns=columns, data=samples)} if samples else {}
+        self._run.log({**row.values, **table, _AXIS: row.finished}, step=number)
 
     def has(self, number: int, row: MetricRow) -> bool:
         return number < self._num_known

@@ -20,6 +20,7 @@ from marlaas.environment_types import Play, ServiceFailed, UnknownAgent
 from marlaas.envs.demonstrations import NoDemonstration, play_demonstration
 from marlaas.envs.loading import Environment
 from marlaas.envs.playing import explain, play_episode, score_group, seed_generators
+from marlaas.envs.suites import Environments
 from marlaas.episode_state import EpisodeState
 from marlaas_api.names import digest_of
 from marlaas_worker.sandbox import kernel
@@ -38,12 +39,12 @@ class Confinement:
     niceness: int = 0
 
 
-def run(environment: Environment, connection: socket.socket, output: int, confinement: Confinement) -> NoReturn:
+def run(environments: Environments, connection: socket.socket, output: int, confinement: Confinement) -> NoReturn:
     """Set up the process, play one episode, report its result, and exit."""
     status = 1
     try:
         _settle(output, confinement)
-        connection.sendall(encode_frame(played(environment, connection)))
+        connection.sendall(encode_frame(played(environments, connection)))
         status = 0
     except BaseException as error:  # the process ends here; the supervisor reads this in the output
         with contextlib.suppress(Exception):
@@ -55,9 +56,10 @@ def run(environment: Environment, connection: socket.socket, output: int, confin
         os._exit(status)
 
 
-def played(environment: Environment, connection: socket.socket) -> dict[str, Any]:
+def played(environments: Environments, connection: socket.socket) -> dict[str, Any]:
     """Play the episode that the supervisor names on the connection, and return the message of its result."""
     start = receive_frame(connection)
+    environment = environments[start.get("suite", "")]
     task = Task(Split(start["split"]), start["index"], start["seed"])
     seed_generators(task)
     pid = os.getpid()

@@ -24,6 +24,7 @@ from typing import Any
 from marlaas.envs.demonstrations import with_data
 from marlaas.envs.loading import Environment, load, refuse_shadows
 from marlaas.envs.playing import explain
+from marlaas.envs.suites import Environments, load_suites
 from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
@@ -54,9 +55,9 @@ class ForkServer:
     (orphans of a running episode stay with it). Every other child is therefore killed.
     """
 
-    def __init__(self, control: socket.socket, environment: Environment, memory_bytes: int) -> None:
+    def __init__(self, control: socket.socket, environments: Environments, memory_bytes: int) -> None:
         self._control = control
-        self._environment = environment
+        self._environments = environments
         self._memory_bytes = memory_bytes
         self._playing: dict[int, _RunningEpisode] = {}
         self._wake = kernel.wake_on_child()
@@ -119,7 +120,7 @@ class ForkServer:
         if pid == 0:
             self._close_server()
             confinement = child.Confinement(self._memory_bytes, tmp, self._niceness)
-            child.run(self._environment, socket.socket(fileno=channel), output, confinement)
+            child.run(self._environments, socket.socket(fileno=channel), output, confinement)
         os.close(channel)
         os.close(output)
         if pid > 0:
@@ -236,14 +237,16 @@ def _send(control: socket.socket, report: dict[str, Any]) -> None:
         control.send(json.dumps(report).encode())
 
 
-def _load(config: dict[str, Any]) -> tuple[Environment, tuple[str, ...]]:
-    """Load the environment; return also what loading has left behind, in sentences."""
+def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
+    """Load the job's environment and those of its suites; return also what loading has left behind, in sentences."""
     kernel.limit_memory(config["memory_bytes"])
     if modules := config.get("modules"):
         refuse_shadows(Path(modules))
         search_first(modules)
     environment, told = load(config["name"], config["args"], config["agents"])
-    return with_data(environment, config.get("demonstrations")), told
+    suites, told_of_suites = load_suites(config.get("suites", {}), config["agents"])
+    job: Environment = with_data(environment, config.get("demonstrations"))
+    return {"": job, **suites}, (*told, *told_of_suites)
 
 
 def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
@@ -253,7 +256,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     """
     os.environ["TMPDIR"] = tempfile.tempdir = config["scratch"]
     try:
-        environment, told = _load(config)
+        environments, told = _load(config)
     except BaseException as error:
         is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None
         text = str(error) if is_permanent else explain(error)
@@ -264,8 +267,9 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     child.prepare()
     gc.collect()
     gc.freeze()  # children write to fewer shared pages
-    _send(control, {"report": "ready"} | ({"told": told} if told else {}))
-    ForkServer(control, environment, config["memory_bytes"]).serve()
+    suites = [name for name in environments if name]
+    _send(control, {"report": "ready"} | ({"told": told} if told else {}) | ({"suites": suites} if suites else {}))
+    ForkServer(control, environments, config["memory_bytes"]).serve()
 
 
 def search_first(folder: str) -> None:

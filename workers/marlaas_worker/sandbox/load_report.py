@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from marlaas.envs.leftovers import MAX_CHARACTERS, MAX_TOLD
@@ -18,7 +18,11 @@ _SHORT_OF_CPU = 0.5
 
 
 async def wait_until_loaded(
-    control: socket.socket, output: Output, timeout_s: float, cpu_wait_s: Callable[[], float] | None = None
+    control: socket.socket,
+    output: Output,
+    timeout_s: float,
+    cpu_wait_s: Callable[[], float] | None = None,
+    suites: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Wait for the report that the environment is loaded; return what loading has left behind, in sentences.
 
@@ -26,6 +30,7 @@ async def wait_until_loaded(
         timeout_s: limit. With a low share of a busy CPU, imports take many times as long as alone; then the limit is
             extended as long as the process is short of CPU.
         cpu_wait_s: returns the seconds that the process has waited for a CPU; None: unknown, the limit is not extended.
+        suites: names of the suites whose own environments it must have loaded.
 
     Raises:
         BrokenEnvironment: it cannot be loaded, or not in time.
@@ -37,6 +42,7 @@ async def wait_until_loaded(
             report = json.loads(packet)
         broken = report["report"] == "broken"
         text, is_permanent = (str(report["text"]), report.get("is_permanent") is True) if broken else ("", False)
+        loaded = {str(one) for one in report.get("suites", ())}
         told = tuple(visible(str(one))[:MAX_CHARACTERS] for one in list(report.get("told", ()))[:MAX_TOLD])
     except INVALID_REPORT as error:
         raise BrokenEnvironment(
@@ -44,6 +50,12 @@ async def wait_until_loaded(
         ) from error
     if broken:
         raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent)
+    if missing := set(suites) - loaded:
+        raise BrokenEnvironment(
+            f"the release of marlaas in the environment's image does not play suites with an environment of their own ({min(missing)}): build "
+            "the image from the worker image of this release",
+            is_permanent=True,
+        )
     return told
 
 

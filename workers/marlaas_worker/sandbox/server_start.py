@@ -44,6 +44,7 @@ class ChildrenConfig:
         given: more variables, set after the process is secluded.
         agents: names of the job's agents.
         demonstrations: see `demonstrations.with_data`.
+        suites: name and arguments of the environments of the evaluation's suites, by suite.
         modules: folder in which the environment's modules are searched first; None: only on PYTHONPATH.
     """
 
@@ -58,16 +59,19 @@ class ChildrenConfig:
     agents: tuple[str, ...] = ("policy",)
     modules: Path | None = None
     demonstrations: Mapping[str, Any] | None = None
+    suites: Mapping[str, Any] = field(default_factory=dict)
 
 
 async def start_server(config: ChildrenConfig) -> Server:
     """Start a fork server and wait until it has loaded the environment. Raises BrokenEnvironment."""
     # Other jobs' sandboxes may run in this process, and what episodes have left may be large.
     await asyncio.to_thread(shutil.rmtree, config.scratch, ignore_errors=True)
-    config.scratch.mkdir(parents=True)
+    config.scratch.mkdir(mode=0o700, parents=True)
     started, ours, output = await _started(config)
     process = LocalServerProcess(started)
-    report = wait_until_loaded(ours, output, config.load_timeout_s, lambda: cpu_wait_ns(started.pid) / 1e9)
+    report = wait_until_loaded(
+        ours, output, config.load_timeout_s, lambda: cpu_wait_ns(started.pid) / 1e9, config.suites
+    )
     loading = asyncio.create_task(report, name="load the environment")
     try:
         await asyncio.wait({loading}, timeout=FULL_SHARE_S)
@@ -140,7 +144,7 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     output = _empty_output()
     try:
         _send_config(control, config)
-        told = await wait_until_loaded(control, output, config.load_timeout_s)
+        told = await wait_until_loaded(control, output, config.load_timeout_s, suites=config.suites)
     except OSError as error:
         control.close()
         raise ForkServerLost(f"the environment's container closed the connection: {error}") from error
@@ -178,8 +182,9 @@ def _send_config(control: socket.socket, config: ChildrenConfig) -> None:
 
 def _setup(config: ChildrenConfig) -> dict[str, Any]:
     """Return the part of the configuration that every fork server reads."""
-    setup = {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
-    return setup if config.demonstrations is None else setup | {"demonstrations": config.demonstrations}
+    setup: dict[str, Any] = {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
+    setup |= {} if config.demonstrations is None else {"demonstrations": config.demonstrations}
+    return setup | ({"suites": config.suites} if config.suites else {})
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from marlaas.envs import suite_args
 from marlaas_api import names, subjects
 from marlaas_api.background import background
 from marlaas_api.bus import Bus, BusUnavailable, Consumer, Delivery
@@ -90,6 +91,7 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
         args=environment.args.value,
         agents=tuple(agent.name for agent in document.spec.agents),
         demonstrations=_demonstrations(document.spec),
+        suites=_suites(document.spec),
         memory_bytes=int(quantity(environment.memory)),
         load_timeout_s=environment.episode_timeout_seconds,
         scratch=context.scratch / "episodes",
@@ -102,6 +104,12 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
 def _demonstrations(spec: JobSpec) -> dict[str, Any] | None:
     """Return the data of supervised fine-tuning by agent; None if the job has none of its own."""
     return None if spec.learner is None or spec.sft is None else {spec.learner.name: spec.sft.data.value}
+
+
+def _suites(spec: JobSpec) -> dict[str, Any]:
+    """Return name and arguments of the suites' own environments, by suite."""
+    given = {suite.name: suite.environment for suite in spec.evaluation.suites if suite.environment is not None}
+    return {name: {"name": one.name, "args": suite_args(one.name, one.args.value)} for name, one in given.items()}
 
 
 class _Supervisor:

@@ -18,6 +18,7 @@ from marlaas_api.messages import (
     FaultClass,
     GenerateRequest,
     JobDocument,
+    JobSpec,
     StopReason,
     TaskMessage,
 )
@@ -111,7 +112,8 @@ class ChildSession:
         start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents}
         is_strict = self._spec.training.max_staleness == 0
         start |= {"temperature": self._spec.rollout.temperature, "is_strict": is_strict}
-        await _send(child, start | ({"demonstrates": True} if self._spec.demonstrates(task.group) else {}))
+        start |= {"demonstrates": True} if self._spec.demonstrates(task.group) else {}
+        await _send(child, start | _of_suite(self._spec, task))
         close_late = partial(_close_late, child)
         child.ended.add_done_callback(close_late)
         turns: set[asyncio.Task[None]] = set()
@@ -264,6 +266,7 @@ async def compared(
     environment, agents = document.spec.environment, tuple(agent.name for agent in document.spec.agents)
     index = task.index if task.task is None else task.task
     start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents, "plays": list(plays)}
+    start |= _of_suite(document.spec, task)
     child.writer.write(encode_frame(start))
     try:
         async with asyncio.timeout(environment.episode_timeout_seconds):
@@ -282,6 +285,12 @@ async def compared(
     ] * len(plays):
         raise _fault_of(message)
     return message
+
+
+def _of_suite(spec: JobSpec, task: TaskMessage) -> dict[str, str]:
+    """Return the part of a child's first message that names the suite, if that has an environment of its own."""
+    suite = spec.suite_environment(task.group)
+    return {"suite": suite} if suite else {}
 
 
 def _fault_of(message: ChildMessage) -> Fault:

@@ -28,7 +28,8 @@ class Dataset:
             and no part of the prompt.
         truth: Jinja template of the right answer.
         completion: Jinja template of the demonstrated reply to prompt, for supervised fine-tuning.
-        held_out: {share: 0.1}, {files: …} or {split: test}; absent: one row in eight, by a hash of its prompt.
+        held_out: {share: 0.1}, {files: …} or {split: test}; absent: one row in eight, by a hash of its prompt. With {share: 1} nothing is
+            trained.
     """
 
     def __init__(  # noqa: PLR0913

@@ -14,6 +14,7 @@ from urllib.error import HTTPError
 from marlaas.agent_base import AgentBase
 from marlaas.environment import Reply, ServiceFailed, TurnLimit
 from marlaas.environment_types import UnknownAgent
+from marlaas.envs.dataset.judged import Judged
 from marlaas.envs.dataset.settings import JudgeSettings
 from marlaas.envs.dataset.templates import Template
 from marlaas.envs.extraction import extractor
@@ -37,17 +38,27 @@ class Judge:
         self.settings = settings
         self.template = Template(settings.prompt, "judge.prompt", "rewards", place, "judge", "prompt")
         self._extract = extractor(settings.extract, settings.pattern)
+        # An agent of the job samples its reply, so the same prompt has several answers; a service is asked at temperature 0.
+        self._judged = Judged(settings.model_dump()) if settings.agent is None else None
 
     def score(self, reply: Reply, row: Mapping[str, Any], truth: str, ask: Ask) -> dict[str, float]:
-        """Return the metrics `judge`, from 0 to 1, and `judge_tokens`. Raises ServiceFailed: the judge gives no number of its scale."""
+        """Return the metrics `judge`, from 0 to 1, and `judge_tokens`, 0 for a prompt that a service has judged before.
+
+        Raises ServiceFailed: the judge gives no number of its scale.
+        """
         prompt = self.template.render({**row, "reply": reply.message, "truth": truth})
         low, high = self.settings.scale
+        known = None if self._judged is None else self._judged.find(prompt)
+        if known is not None:
+            return {"judge": (known - low) / (high - low), "judge_tokens": 0.0}
         cost = 0.0
         for _ in range(self.settings.attempts):
             text, tokens = ask(prompt)
             cost += tokens
             number = _number(self._extract(text))
             if number is not None and low <= number <= high:
+                if self._judged is not None:
+                    self._judged.add(prompt, number)
                 return {"judge": (number - low) / (high - low), "judge_tokens": cost}
         raise ServiceFailed(
             f"the judge gave no number from {low:g} to {high:g} in {self.settings.attempts} replies; the last one is {text!r:.{_SHOWN}}"

@@ -76,7 +76,7 @@ def part_facts(part: Part, count: Count | None) -> PartFacts:
 def _longest(part: Part, count: Count) -> Iterator[tuple[str, int]]:
     lengths = part.rows.lengths()[part.numbers]
     num = min(NUM_LONGEST, len(lengths))
-    for at in np.argpartition(lengths, len(lengths) - num)[-num:]:
+    for at in np.argpartition(lengths, len(lengths) - num)[-num:] if num else ():
         task = part.task(int(at))
         yield task.place, count(_messages(task))
 

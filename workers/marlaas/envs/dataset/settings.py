@@ -54,11 +54,11 @@ class Source(_Settings):
 
 
 class HeldOut(_Settings):
-    """Which rows are held out: another split of the hub's data set, other files, or a share of the rows by a hash of the prompt."""
+    """Which rows are held out: another split of the hub's data set, other files, or a share of the rows by a hash of the prompt; 1: all."""
 
     split: str | None = None
     files: Files | None = None
-    share: float | None = Field(None, gt=0, lt=1)
+    share: float | None = Field(None, gt=0, le=1)
 
     @model_validator(mode="after")
     def _one(self) -> Self:

@@ -87,7 +87,9 @@ class Part:
         return len(self.numbers)
 
     def task(self, index: int) -> TaskRow:
-        """Return the row of a task; tasks go through the rows in order, and begin again after the last one."""
+        """Return the row of a task; tasks go through the rows in order, and begin again after the last one. Raises InvalidInput: no row."""
+        if not len(self):
+            raise InvalidInput("held_out: all rows are held out, so none can be trained; lower share")
         return self.rows.task(int(self.numbers[index % len(self)]))
 
     def require_demonstrations(self) -> None:
@@ -120,10 +122,12 @@ class Tasks:
 
 
 def divided(rows: Rows, share: float | None) -> Tasks:
-    """Divide rows by the hash of their prompt. share: held out; None: one in eight. Raises InvalidInput: a part is empty."""
+    """Divide rows by the hash of their prompt. share: held out; None: one in eight; 1: all. Raises InvalidInput: a part is empty."""
     digests = rows.digests()
     if share is None:
         is_held_out = (digests >> np.uint64(56)) % _HELD_OUT_BYTE == 0
+    elif share == 1:
+        return Tasks(Part(rows, np.empty(0, np.uint32)), Part(rows, np.arange(len(rows), dtype=np.uint32)))
     else:
         is_held_out = digests < np.uint64(int(share * 2**64))
     train, held_out = np.flatnonzero(~is_held_out), np.flatnonzero(is_held_out)
