@@ -5,6 +5,7 @@ import contextlib
 from collections import Counter
 
 import pytest
+from tests.rollout.service.scripted import CharacterTokenizer
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages import ReplyPhase
@@ -163,4 +164,4 @@ async def test_a_role_told_to_stop_while_its_engine_starts_stops(harness, make_e
     engine.start = asyncio.Event().wait
     context = await harness.context("rollout-0")
     context.stop.set()
-    await serve_engine(context, "pool", None, engine)  # type: ignore[arg-type]
+    await serve_engine(context, "pool", CharacterTokenizer(), engine)  # its first report reads the tokenizer
