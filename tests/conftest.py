@@ -56,7 +56,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """What collecting makes lives until the end: the garbage collector looks at none of it, which saves a third of the time."""
+    """Collect without the garbage collector, and keep the collected tests out of its later passes: collecting takes a third less time."""
     gc.disable()
     result = yield
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What a job will take: counted by hand, and measured on jobs that have ended."""
+"""Estimates of jobs against numbers counted by hand."""
 
 import pytest
 from tests.harness import a_step, identity, job_document

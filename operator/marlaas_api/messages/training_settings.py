@@ -14,7 +14,7 @@ class BaselineSettings(SpecPart):
 
 
 class CreditSettings(SpecPart):
-    """Which turns an episode's rewards are credited to, with their discount and weight."""
+    """Settings of the credit that an episode's rewards give to its turns."""
 
     type: Literal["episode", "turn", "state"] = "episode"
     discount: float = 1.0

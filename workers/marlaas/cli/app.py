@@ -165,7 +165,7 @@ EVAL_ON_A_CLUSTER = Command(
     "evaluate",
     "kubectl marlaas eval examples/cluster/rljob.yaml",
 )
-"""What `kubectl marlaas eval` does; `marlaas eval` evaluates on this machine."""
+"""The command `eval` of the kubectl plugin; that of `marlaas` evaluates on this machine."""
 
 
 def main() -> None:

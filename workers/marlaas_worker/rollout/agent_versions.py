@@ -184,7 +184,7 @@ class Version:
         self.failure = None
 
     def charge_slot(self, is_served: bool, now: float) -> None:
-        """Charge its slot to the agent from now on, if the job is served; otherwise to nobody, even if the version stays in the slot."""
+        """Begin to count slot seconds of the agent if its job is served; end the count if it is not, also while the version keeps its slot."""
         if self.slot is None or is_served == (self.slot.charged_from is not None):
             return
         self.agent.ended_slot_s += self.slot.charged_s(now)

@@ -54,7 +54,10 @@ class Source(_Settings):
 
 
 class HeldOut(_Settings):
-    """Which rows are held out: another split of the hub's data set, other files, or a share of the rows by a hash of the prompt; 1: all."""
+    """The held-out rows: another split of the hub's data set, other files, or a share of the rows.
+
+    share: of the rows, by a hash of the prompt; 1 holds out all rows.
+    """
 
     split: str | None = None
     files: Files | None = None
