@@ -54,6 +54,13 @@ def last_line(log: str) -> str:
     return _RECORD.sub("", _PREFIX.sub("", lines[-1])).strip()[:MAX_CHARS] if lines else ""
 
 
+def error_sentence(text: str) -> str:
+    """Return the line of an error's text that says what happened: of a traceback its exception's, otherwise the first one."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    last_frame = max((at for at, line in enumerate(lines) if line.startswith('  File "')), default=-1)
+    return next((line for line in lines[last_frame + 1 :] if not line.startswith(" ")), "").strip()
+
+
 def _last_life(log: str) -> list[str]:
     _, mark, rest = log.rpartition(START_MARK)
     return [line for line in rest.splitlines()[1 if mark else 0 :] if line.strip()]

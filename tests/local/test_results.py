@@ -34,7 +34,9 @@ def test_the_last_fault_of_the_recorded_episodes_is_in_the_closing_report(docume
     out = OutFolder(tmp_path)
     file = out.job(document().ref) / "episodes.jsonl"
     file.parent.mkdir(parents=True)
-    lines = [{"fault_text": "KeyError: 'a'"}, {"fault_text": "KeyError: 'b'\nTraceback"}, {"fault": None}]
+    frame = 'Traceback (most recent call last):\n  File "game.py", line 3, in play\n    score()\n'
+    traceback = f"{frame}KeyError: 'b'\n  in row 3"
+    lines = [{"fault_text": "KeyError: 'a'"}, {"fault_text": traceback}, {"fault": None}]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     done = _done(progress_of, document, faults={"env": 3, "infra": 1}, warnings={"NoSignal": "9 of 10"})
     result = with_last_fault(out, JobResult(document(), done))

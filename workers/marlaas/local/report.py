@@ -13,7 +13,7 @@ from marlaas.local.idle import AgentActivity, idle
 from marlaas.local.results import Exchange, JobResult, agent_scores, exchanges, reason, suite_scores, summary
 from marlaas.local.table import faults, number, percent, token_cells, why
 from marlaas.local.tenants import GROUPED_FROM, SharesSoFar, phases, tenants_of
-from marlaas_api.last_words import visible
+from marlaas_api.last_words import error_sentence, visible
 from marlaas_api.messages import EvalSample, JobDocument, Phase, Progress
 from marlaas_api.messages.usage import total
 
@@ -193,11 +193,11 @@ def _warned(results: Sequence[JobResult]) -> Iterator[Text]:
 
 
 def _faulted(results: Sequence[JobResult]) -> Iterator[Text]:
-    """Yield for each job with faults their number and the last one's first line."""
+    """Yield for each job with faults their number and the sentence of the last one."""
     for result in results:
         counted = result.progress.faults if result.progress is not None else {}
         if number_of := sum(counted.values()):
-            last = f"; the last one: {_short(result.last_fault.splitlines()[0])}" if result.last_fault.strip() else ""
+            last = f"; the last one: {_short(said)}" if (said := error_sentence(result.last_fault)) else ""
             what = "1 fault" if number_of == 1 else f"{number_of} faults"
             yield Text(
                 f"\n{result.document.ref}: {what} ({faults(counted)}), and no mean contains an episode with a fault{last}",
