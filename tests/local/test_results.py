@@ -1,5 +1,6 @@
 """What came of a run's jobs: the summary, replies side by side, and curves, drawn by a process of their own."""
 
+import asyncio
 import hashlib
 import io
 import json
@@ -141,8 +142,10 @@ class Sessions:
 
     open: set[int] = field(default_factory=set)
     shares: list[int] = field(default_factory=list)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, session):
+        self.began.set()
         self.open.add(session)
         self.shares.append(share_of(session))
 
@@ -171,12 +174,16 @@ async def test_all_requested_curves_are_drawn_and_an_interrupted_run_does_not_wa
         async with CurveDrawer(sessions) as curves:
             for request in (first, broken, last):
                 curves.add(request)
-            await curves.drain()
+                await sessions.began.wait()
+            draining = asyncio.create_task(curves.drain())
+            await asyncio.sleep(0)
+            assert [share_of(one) for one in sessions.open] == [FULL_SHARE], "the user waits for it now"
+            await draining
     assert [(one.folder / CURVE_FILE).exists() for one in (first, broken, last)] == [True, False, True]
     assert (last.folder / CURVE_FILE).read_bytes().startswith(b"\x89PNG")
     assert "team-a/broken" in caplog.text
     assert not sessions.open
-    assert set(sessions.shares) == {LEAST}, "its imports take most of its time"
+    assert sessions.shares == [LEAST, FULL_SHARE], "the first batch begins while jobs run"
     sessions = Sessions()
     async with CurveDrawer(sessions) as curves:
         curves.add(request_of("a"))

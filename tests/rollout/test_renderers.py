@@ -61,6 +61,20 @@ def test_a_malformed_call_is_content_and_a_cut_reply_is_read_as_far_as_it_goes(n
     assert (reply.text, *parts) == (text, reasoning, content)
 
 
+@pytest.mark.parametrize(("name", "tools"), [("Hermes", TOOLS), ("Qwen3", None), ("plain ChatML", None)])
+@pytest.mark.parametrize("more", ["", "\nDone."])
+def test_a_call_that_the_environment_has_begun_is_one_of_the_replys_calls(name, tools, more):
+    tokenizer, begun = made(name), 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 1,'
+    asked = (*user("1 + 2?"), ChatMessage(role="assistant", content=begun))
+    reply = ' "b": "2"}}\n</tool_call>' + more
+    prompt = extend(tokenizer, None, asked, tools)
+    read_as = read(tokenizer, prompt, tokenizer.encode(f"{reply}<|im_end|>"), StopReason.STOP)
+    assert (read_as.text, read_as.parts.raw, read_as.parts.content.strip()) == (reply, reply, more.strip())
+    assert calls_of(read_as.parts) == [["add", '{"a": 1, "b": "2"}']]
+    cut = read(tokenizer, prompt, tokenizer.encode(' "b": '), StopReason.LENGTH)
+    assert cut.parts is None or not cut.parts.tool_calls
+
+
 ELSEWHERE = str(Path(__file__).parents[1] / "environment" / "test_openai_server.py")
 REPLIES = ["plain", "<think>a</think> b", *(text for text, _ in rows(ELSEWHERE, "calls"))]
 

@@ -1,10 +1,12 @@
-"""Draws the learning curves of ended jobs in a process with the lowest share of the CPU.
+"""Draws the learning curves of ended jobs in a process with the lowest share of the CPU while other jobs run.
 
-matplotlib takes seconds of CPU, which the jobs that still run need. The process draws one batch of jobs from their recorded files
+matplotlib takes seconds of CPU, which the jobs that still run need. Once all jobs have ended, the user waits for it, and it gets a
+full share: with the lowest, a machine with other users takes minutes. The process draws one batch of jobs from their recorded files
 and ends. A curve that cannot be drawn is logged; `marlaas plot` can draw it later.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -20,7 +22,7 @@ from marlaas.local.records import read_line
 from marlaas.local.sandbox_host import Sessions
 from marlaas.local.watchdog import kill_session
 from marlaas.plots.figure import draw_curve
-from marlaas_api.cpu_shares import LEAST_SHARE, set_share
+from marlaas_api.cpu_shares import FULL_SHARE, LEAST_SHARE, set_share
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import EvalRecord, StepRecord
 
@@ -48,6 +50,8 @@ class CurveDrawer:
         self._watchdog = watchdog
         self._queued: dict[Path, CurveRequest] = {}
         self._drawing: asyncio.Task[None] | None = None
+        self._share = LEAST_SHARE
+        self._pid: int | None = None
 
     def add(self, request: CurveRequest) -> None:
         """Draw a job's curve soon."""
@@ -56,7 +60,10 @@ class CurveDrawer:
             self._drawing = asyncio.create_task(self._draw_all(), name="draw curves")
 
     async def drain(self) -> None:
-        """Wait until all requested curves are drawn."""
+        """Draw the requested curves with a full share of the CPU, and wait until that is done."""
+        self._share = FULL_SHARE
+        if self._pid is not None:
+            _give(self._pid, self._share)
         if self._drawing is not None:
             await self._drawing
 
@@ -82,7 +89,8 @@ class CurveDrawer:
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        set_share(process.pid, LEAST_SHARE)  # From here, since most of its work is its imports.
+        self._pid = process.pid
+        _give(process.pid, self._share)  # From here, since most of its work is its imports.
         self._watchdog.add(process.pid)
         try:
             _, errors = await process.communicate(_REQUESTS.dump_json(list(batch)))
@@ -92,6 +100,14 @@ class CurveDrawer:
             kill_session(process.pid)
             await process.wait()
             self._watchdog.remove(process.pid)
+            self._pid = None
+
+
+def _give(pid: int, share: int) -> None:
+    """Set the share of a process in a session of its own: of the session, and where the kernel has no such shares, of the process."""
+    set_share(pid, share)
+    with contextlib.suppress(OSError):  # Only root may raise the second one again.
+        os.setpriority(os.PRIO_PROCESS, pid, share)
 
 
 def draw(request: CurveRequest) -> None:
@@ -107,7 +123,6 @@ def _lines(path: Path) -> list[bytes]:
 
 def main() -> None:
     """Draw the curves of the jobs that stdin lists, and exit with 1 if one of them failed."""
-    os.nice(LEAST_SHARE)
     failed = 0
     for request in _REQUESTS.validate_json(sys.stdin.buffer.read()):
         try:
