@@ -19,7 +19,7 @@ from marlaas.local.documents import CHANGEABLE
 from marlaas.manifest import InvalidManifest, load
 from marlaas.manifest.documents import YamlError, read_documents
 from marlaas.manifest.findings import Placed
-from marlaas.manifest.objects import File, Objects, read_objects
+from marlaas.manifest.objects import File, Objects, piped, read_objects, without_pipes
 from marlaas.manifest.references import check_environments
 from marlaas_api.kinds import RLJob, RLJobSpec, Spec
 from marlaas_api.kinds.base import NO_CHANGE, unchanged
@@ -98,6 +98,9 @@ def test_a_pipe_and_standard_input_are_files_read_once_and_count_every_time(mani
         for file in ("-", pipe):
             for _ in range(2):
                 assert [pool.metadata.name for pool in load([file], runnable=False).pools] == ["tiny"]
+        assert without_pipes(["a.yaml", pipe, "-"]) == ("a.yaml", "-"), "the command that continues a run"
+        assert [one["kind"] for one in yaml.safe_load_all(piped(["a.yaml", pipe, "-"]))] == ["ModelPool"] * 2
+        assert not piped(["a.yaml"])
     finally:
         os.close(reading)
 

@@ -7,6 +7,7 @@ import typer
 
 from marlaas.cli.run import Files, Json, Out, Replicas, Seed, execute
 from marlaas.local.runner import RunRequest
+from marlaas.manifest.objects import without_pipes
 
 Adapter = Annotated[
     list[str] | None,
@@ -35,11 +36,19 @@ def evaluate(
 
     Exit code: 0 every job was evaluated, 1 a job was not, 2 the input must be changed first (the error says how), 130 stopped by Ctrl-C.
     """
-    stem = Path(files[0]).stem.strip("-.") or "stdin"
+    stem = Path(without_pipes(files)[0]).stem.strip("-.") or "stdin"
     folder = out or Path("runs") / f"{stem}-eval"
     adapters = dict(_named(text) for text in adapter or ())
     given = [text for one in adapter or () for text in ("--adapter", one)]
-    again = ("marlaas", "eval", *files, *given, "--out", str(folder), *([] if seed is None else ["--seed", str(seed)]))
+    again = (
+        "marlaas",
+        "eval",
+        *without_pipes(files),
+        *given,
+        "--out",
+        str(folder),
+        *([] if seed is None else ["--seed", str(seed)]),
+    )
     execute(RunRequest(tuple(files), folder, seed, again=again, replicas=replicas, adapters=adapters), json)
 
 

@@ -14,6 +14,7 @@ from marlaas.local.credentials import keep_to_oneself
 from marlaas.local.display import choose
 from marlaas.local.runner import RunRequest
 from marlaas.local.runner import run as run_jobs
+from marlaas.manifest.objects import without_pipes
 from marlaas_api.errors import MarlaasError
 from marlaas_api.numeric import LARGEST_INTEGER
 
@@ -76,7 +77,7 @@ def run(
 
     Exit code: 0 every job succeeded, 1 a job did not succeed, 2 the input must be changed first (the error says how), 130 stopped by Ctrl-C.
     """
-    folder = out or Path("runs") / (Path(files[0]).stem.strip("-.") or "stdin")
+    folder = out or Path("runs") / (Path(without_pipes(files)[0]).stem.strip("-.") or "stdin")
     if creds is not None and nats is None:
         complain("--creds needs --nats URL: the embedded server creates its own credentials")
         raise typer.Exit(INVALID)
@@ -110,4 +111,4 @@ def execute(request: RunRequest, json: bool) -> NoReturn:
 def _again(files: list[str], options: dict[str, object], json: bool) -> tuple[str, ...]:
     """Return the command that continues this run. Options without a value are left out."""
     given = [text for name, value in options.items() if value is not None for text in (name, str(value))]
-    return ("marlaas", "run", *files, *given, *(["--json"] if json else []))
+    return ("marlaas", "run", *without_pipes(files), *given, *(["--json"] if json else []))

@@ -97,6 +97,11 @@ class OutFolder:
         return self.state / "changes"
 
     @property
+    def piped(self) -> Path:
+        """What the run has read from pipes, to continue it."""
+        return self.state / "manifest.yaml"
+
+    @property
     def summary(self) -> Path:
         """The result as JSON."""
         return self.root / "summary.json"

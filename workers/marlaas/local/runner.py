@@ -20,7 +20,7 @@ from marlaas.local.curves import CurveDrawer
 from marlaas.local.display import Display
 from marlaas.local.documents import DesiredState, read
 from marlaas.local.evaluation import Adapters, only_evaluating
-from marlaas.local.folder import ModuleFile, OutFolder, RunRecord, hold
+from marlaas.local.folder import ModuleFile, OutFolder, RunRecord, hold, write
 from marlaas.local.interrupts import EXIT_INTERRUPTED, Interrupted, Interrupts, first_of
 from marlaas.local.messages import RunNotifier
 from marlaas.local.modules import changed_data, changed_modules, data_files, module_files
@@ -34,6 +34,7 @@ from marlaas.local.supervisor import GRACE_S, IDLE_GRACE_S, Supervisor
 from marlaas.local.table import duration
 from marlaas.local.tenants import SharesSoFar
 from marlaas.local.watch import JobWatch
+from marlaas.manifest.objects import STDIN, piped
 from marlaas.models.cards import cards
 from marlaas.models.memory import has_gpu, machine
 from marlaas.notifications import require_urls
@@ -97,7 +98,7 @@ async def _run(request: RunRequest, display: Display) -> int:
         try:
             return await interrupts.unless(interrupts.second, current.run())
         except Interrupted:
-            display.note(f"stopped; to continue: {shlex.join(current.again)}")
+            display.note(f"stopped; to continue: {current.continuing}")
             return EXIT_INTERRUPTED
         finally:
             display.close()
@@ -146,6 +147,8 @@ class _Run:
         for job in wanted.jobs:
             require_urls(job)
         with hold(self._request.out) as folder:
+            if manifest := piped(self._request.files):
+                write(folder.piped, manifest)
             record = folder.read_record()
             jobs = documents.merge(record.jobs, wanted.jobs)
             changes.refuse_leftovers(folder, record.jobs, jobs)
@@ -167,6 +170,12 @@ class _Run:
                     self._estimate(jobs, pools)
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
             return self._end(folder, pools, results)
+
+    @property
+    def continuing(self) -> str:
+        """The command line that continues this run, also if its manifest came from a pipe."""
+        kept = OutFolder(self._request.out).piped
+        return shlex.join(self.again) + (f" < {shlex.quote(str(kept))}" if STDIN in self.again else "")
 
     def _read(self) -> DesiredState:
         """Read the manifests. Raises InvalidInput."""
@@ -322,7 +331,7 @@ class _Run:
 
     def _note_stopping(self) -> None:
         if self._interrupts.first.is_set():
-            self._display.note(f"stopping; to continue later, run: {shlex.join(self.again)}")
+            self._display.note(f"stopping; to continue later, run: {self.continuing}")
         self._display.waiting("stopping the roles; Ctrl-C stops them at once")
 
     def _end(self, folder: OutFolder, pools: tuple[PoolDocument, ...], results: Sequence[JobResult]) -> int:
@@ -336,7 +345,7 @@ class _Run:
         self._display.result(Report(results, folder.root, self._shares))
         self._compare(pools, results)
         if self._interrupts.first.is_set() and not finished:
-            self._display.note(f"to continue: {shlex.join(self.again)}")
+            self._display.note(f"to continue: {self.continuing}")
             return EXIT_INTERRUPTED
         return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
 

@@ -37,6 +37,21 @@ def read_files(paths: Sequence[str]) -> Iterator[File | Finding]:
         yield _read_standard_input() if path == STDIN else _read_file(path)
 
 
+def without_pipes(paths: Sequence[str]) -> tuple[str, ...]:
+    """Return the paths with one `-` in place of all pipes and standard input."""
+    return tuple(dict.fromkeys(STDIN if _is_pipe(path) else path for path in paths))
+
+
+def piped(paths: Sequence[str]) -> bytes:
+    """Return what `read_files` has read from the pipes among the paths, as one manifest; empty if there are none."""
+    read = [_pipes[sys.stdin.buffer if path == STDIN else path] for path in paths if _is_pipe(path)]
+    return b"\n---\n".join(read)
+
+
+def _is_pipe(path: str) -> bool:
+    return path == STDIN or Path(path).is_fifo()
+
+
 def _read_standard_input() -> File | Finding:
     stream = sys.stdin.buffer
     if stream not in _pipes:
