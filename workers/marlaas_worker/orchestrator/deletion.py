@@ -20,7 +20,7 @@ from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, 
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.progress_store import ProgressStore
-from marlaas_worker.orchestrator.usage import late
+from marlaas_worker.orchestrator.usage import with_late_use
 from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
@@ -92,7 +92,7 @@ class Deletion:
         """Add the use that replicas have reported since the last write of the progress: generations end after the job's loop."""
         progress = self._progress_store.of(self._ref)
         if progress is not None and self._has_begun():
-            await self._progress_store.put(late(progress, list(self._reports()), self._now()))
+            await self._progress_store.put(with_late_use(progress, list(self._reports()), self._now()))
 
     def _has_begun(self) -> bool:
         """Return whether the job was ever admitted. Otherwise it owns nothing: its progress is written before anything else."""

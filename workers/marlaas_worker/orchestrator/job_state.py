@@ -17,7 +17,7 @@ from marlaas_api.messages import (
     StepRecord,
     UsageAmounts,
 )
-from marlaas_api.names import Split, eval_group, train_group
+from marlaas_api.names import Split, eval_group, eval_index, train_group
 from marlaas_worker.orchestrator.data_order import Walk
 from marlaas_worker.orchestrator.episodes import slim
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule, without_samples
@@ -208,6 +208,16 @@ class JobState:
         index = group_index(episode.group)
         is_ours = episode.group == train_group(self.document.ref, index)
         return is_ours and index in self.groups.indices
+
+    def is_undecided(self, group: str) -> bool:
+        """Return whether a group is in flight, or of the evaluation in progress."""
+        if (index := eval_index(group)) is None:
+            index = group_index(group)
+            return index in self.groups.in_flight and group == train_group(self.document.ref, index)
+        run = self.evaluation
+        if run is None or group != eval_group(self.document.ref, index, run.version):
+            return False
+        return index < run.settings.num_tasks
 
     def resolve(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None

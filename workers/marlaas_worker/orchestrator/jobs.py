@@ -25,7 +25,6 @@ from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.retention import Retention
-from marlaas_worker.orchestrator.usage import has_just_ended, late
 from marlaas_worker.role import RoleContext
 
 MAX_CRASHES = 3
@@ -48,7 +47,6 @@ class KnownJob:
         crashes: unexpected errors of its loop since `crash_step` was its last finished step. crashed_at: unix seconds.
         is_over: its queued tasks are to be purged. last: its last progress, of which an event tells; None: of none.
         has_ended: it has ended, and was not admitted since.
-        is_late: replicas may still report what it used before its end.
         turn_bytes: of its recorded turns, the replicas' total at the last purge after its end.
         leftovers: purges its turns after its end; None once that is done.
     """
@@ -65,7 +63,6 @@ class KnownJob:
     is_over: bool = False
     last: Progress | None = None
     has_ended: bool = False
-    is_late: bool = False
     turn_bytes: int = 0
     leftovers: Retention | None = None
 
@@ -166,7 +163,7 @@ class Jobs:
     def start(self, owned: OwnedJob) -> None:
         """Start the loop of a job."""
         job = self.of(owned.document)
-        job.owned, job.is_stopped, job.has_ended, job.is_late = owned, False, False, False
+        job.owned, job.is_stopped, job.has_ended = owned, False, False
         job.task = asyncio.create_task(owned.run(), name=f"job {job.ref}")
         job.task.add_done_callback(lambda _: self._changed())
         self._running[job.ref.key] = job
@@ -213,16 +210,6 @@ class Jobs:
             if job.last is not None:
                 await EventEmitter(self._context, "orchestrator").emit(job.ref, job.last.reason, job.last.message)
             job.is_over, job.last = False, None
-
-    def late_progress(self, is_deleted: Callable[[JobRef], bool]) -> Iterator[Progress]:
-        """Yield the progress of the jobs that have just ended, with the use that replicas have reported since."""
-        now = self._context.now()
-        for job in self._jobs.values():
-            if job.is_late:
-                progress = None if is_deleted(job.ref) else self._progress_store.of(job.ref)
-                job.is_late = progress is not None and has_just_ended(progress, now)
-                if progress is not None and job.is_late:
-                    yield late(progress, self._reports(), now)
 
     async def note_late_turns(self) -> None:
         """Purge again the turns of ended jobs for which the replicas report other totals than at the last purge.
@@ -288,7 +275,7 @@ class Jobs:
         self._note_end(job, turns.last_sequence)
 
     def _note_end(self, job: KnownJob, last_turn: int) -> None:
-        job.has_ended = job.is_late = True
+        job.has_ended = True
         self._purge_turns(job, last_turn)
 
     def _purge_turns(self, job: KnownJob, last_turn: int) -> None:

@@ -31,6 +31,7 @@ from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.giving_way import Stops, open_members
 from marlaas_worker.orchestrator.issuing import TaskIssuer
 from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.retention import Retention
 from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Share
@@ -70,6 +71,7 @@ class OwnedJob:
         self._num_episodes = 0
         self._told: set[str] = set()
         self._state: JobState | None = None
+        self._metering: Metering  # of the present state
         self.ended: tuple[Phase, str, str] | None = None
 
     async def run(self) -> None:
@@ -118,7 +120,7 @@ class OwnedJob:
                 # The loop may have stopped before it read the last ones.
                 async for _, episode in self._records.episodes():
                     members.discard((episode.group, episode.member))
-                return await self._records.metering.of_cut_plays(members, self.times.num_preemptions)
+                return await self._metering.of_cut_plays(members, self.times.num_preemptions)
         except (MarlaasError, TimeoutError) as error:
             log.warning("%s: cannot read what its preemption cuts: %r", self.document.ref, error)
             return UsageAmounts()
@@ -137,6 +139,8 @@ class OwnedJob:
         state.document = self.document  # `revise` may have replaced it while the records were read.
         self._share.size.known = self._share.size.known or state.episode_bytes
         self._state = state
+        bus, blobs, agents = self._context.bus, self._context.blobs, self.document.spec.agents
+        self._metering = Metering(bus, blobs, ref, agents, state.is_undecided)
         await self._issuer.restore_pins(state)
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
         consumer = await self._context.bus.consumer(
@@ -238,8 +242,8 @@ class OwnedJob:
             asked.add(index)
 
     async def _resolve(self, state: JobState, versions: Mapping[str, int], group: CompleteGroup) -> None:
-        usage = await self._records.metering.of_groups([group])
-        await self._log(state.resolve(group, versions, usage[group.index]))
+        usage = await self._metering.of_group(group)
+        await self._log(state.resolve(group, versions, usage))
 
     async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:
@@ -279,7 +283,6 @@ class OwnedJob:
         open_groups = {state.tasks.train(index).group for index in state.groups.indices}
         evaluated = () if state.evaluation is None else (f"v{state.evaluation.version}",)
         open_groups |= {group for group in self._retention.groups() if group.endswith(evaluated)}
-        self._records.metering.keep(open_groups, evaluated)
         self._records.pins.forget(open_groups)
         turns = await self._room.refresh(self._context.bus, max_age_s=0.0)
         self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
@@ -314,7 +317,7 @@ class OwnedJob:
         if run is None or not run.complete:
             return
         samples = [await self._sample(state, run, key) for key in run.sampled(NUM_SAMPLES)]
-        usage = await self._records.metering.of_evaluation(run.episodes.values())
+        usage = await self._metering.of_evaluation(run.episodes.values())
         end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage, state.trained_prompts)
         record = step_records.eval_record(self.document, run, end)
         await self._records.log_evaluation(record)

@@ -32,7 +32,6 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.group_pins import GroupPins
-from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.recorded_totals import History
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.role import RoleContext
@@ -72,11 +71,9 @@ class Records:
     _ledger: FencedKey | None = None
     _policy_revisions: dict[str, int] = field(default_factory=dict)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
-    metering: Metering = field(init=False)
     pins: GroupPins = field(init=False)
 
     def __post_init__(self) -> None:
-        self.metering = Metering(self.bus, self.context.blobs, self.ref, self.document.spec.agents)
         self.pins = GroupPins(self.bus, self.ref)
 
     @property
@@ -103,7 +100,6 @@ class Records:
     async def history(self) -> History:
         """Read all records of the job."""
         ref = self.ref
-        self.metering = Metering(self.bus, self.context.blobs, ref, self.document.spec.agents)
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
         return History(

@@ -26,6 +26,7 @@ from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.room import Room
 from marlaas_worker.orchestrator.tenants import TenantUse
+from marlaas_worker.orchestrator.usage import has_just_ended, with_late_use
 from marlaas_worker.role import RoleContext, end_tasks, wait_for
 
 log = logging.getLogger(__name__)
@@ -134,9 +135,16 @@ class _Service:
         await self._displace()
         await self._admit(documents)
         await self._progress_store.put_running([self._progress(owned) for owned in self._jobs.take_moved()])
-        await self._progress_store.put_all(self._jobs.late_progress(self._is_deleted))
+        await self._add_late_use()
         await self._tenants.save(self._context.now())
         await self._jobs.clear()
+
+    async def _add_late_use(self) -> None:
+        """Write the use of the jobs that have just ended which replicas have reported since."""
+        now = self._context.now()
+        ended = [one for one in self._progress_store.all() if has_just_ended(one, now)]
+        present = (one for one in ended if not self._is_deleted(one.ref))
+        await self._progress_store.put_all([with_late_use(one, self._reports, now) for one in present])
 
     def _delete(self, documents: dict[str, JobDocument]) -> None:
         """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken.

@@ -1,4 +1,10 @@
-"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission."""
+"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission.
+
+Turns tell what their tokens were used for (`metering`). Only the totals contain generations that were cancelled or failed, and slot seconds.
+Such generations leave no record of their own: a report repeats a total until it arrives, and it is current before a group is decided,
+as the limits of tenants need. A record would be lost with a replica that stops while NATS is away, and may come after the decision on
+its group or after the end of its job.
+"""
 
 from collections import deque
 from collections.abc import Mapping
@@ -137,7 +143,7 @@ def has_just_ended(progress: Progress, now: float) -> bool:
     return progress.phase.final and now - (progress.finished_at or 0.0) <= LATE_S
 
 
-def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
+def with_late_use(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
     """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds."""
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)
