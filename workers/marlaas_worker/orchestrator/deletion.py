@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef
-from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
+from marlaas_api.retries import patiently
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.usage import with_late_use
@@ -25,10 +25,8 @@ from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
 UNBIND_S = 15.0
-RETRY_S = 1.0
-"""Pause after an error that may pass."""
-REFUSED_S = 15.0
-"""Pause after any other error."""
+RETRY_S, LONGEST_RETRY_S = 1.0, 15.0
+"""First and longest pause after an error."""
 MAX_DELETES = 16
 
 log = logging.getLogger(__name__)
@@ -219,14 +217,10 @@ async def delete(
 ) -> None:
     """Delete a job; an error is logged, and the deletion repeated until nothing of the job is left. slots: of deletions at a time."""
     deletion = Deletion(context, progress_store, reports, job)
-    while True:
-        try:
-            async with slots:
-                await deletion.run()
-            return
-        except Retryable as error:
-            log.warning("deleting job %s failed, retry in %g s: %s", job.ref, RETRY_S, error)
-            await asyncio.sleep(RETRY_S)
-        except MarlaasError as error:
-            log.error("deleting job %s failed, retry in %g s: %s", job.ref, REFUSED_S, error)
-            await asyncio.sleep(REFUSED_S)
+
+    async def run() -> None:
+        async with slots:
+            await deletion.run()
+
+    name = f"deleting job {job.ref}"
+    await patiently(run, name, RETRY_S, longest_s=LONGEST_RETRY_S, retried=lambda _: True)

@@ -22,6 +22,7 @@ from marlaas_api.messages import (
     StepClosed,
     UsageAmounts,
 )
+from marlaas_api.retries import patiently
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.capacity import trainerless, unserved
@@ -76,15 +77,19 @@ class OwnedJob:
 
     async def run(self) -> None:
         """Run the job until it has ended (`ended` has the result) or until cancelled."""
-        while self.ended is None:
-            try:
-                await self._run_from_records()
-            except Retryable as error:
-                log.warning("job %s failed, reading its records again in %g s: %s", self.document.ref, RETRY_S, error)
-                self._context.waits.note(self.document.uid, _RECORDS, error)
-                self.ended = job_reports.overdue(self.document, self.times.total_s(self._context.now()), str(error))
-                self.moved = True
-                await asyncio.sleep(RETRY_S)
+        name = f"job {self.document.ref} reads its records again"
+        await patiently(self._run_once, name, RETRY_S, retried=lambda error: isinstance(error, Retryable))
+
+    async def _run_once(self) -> None:
+        """Run the job from its records. After a Retryable error it ends if its deadline has passed; otherwise the error is raised."""
+        try:
+            await self._run_from_records()
+        except Retryable as error:
+            self._context.waits.note(self.document.uid, _RECORDS, error)
+            self.ended = job_reports.overdue(self.document, self.times.total_s(self._context.now()), str(error))
+            self.moved = True
+            if self.ended is None:
+                raise
 
     def revise(self, document: JobDocument) -> None:
         """Replace the document by one that needs no restart of the loop (`concerns_loop`), such as a new deadline."""

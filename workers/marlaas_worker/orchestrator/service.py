@@ -6,7 +6,6 @@ from typing import Any
 
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
-from marlaas_api.bus import BusUnavailable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import Overtaken
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress, ReplicaReport
@@ -102,10 +101,7 @@ class _Service:
             beside.create_task(self._documents.follow(), name="follow jobs")
             beside.create_task(self._jobs.purge_leftovers(), name="purge turns")
             while True:
-                try:
-                    await self._reconcile()
-                except BusUnavailable as error:
-                    log.warning("reconcile failed, NATS does not answer; running jobs are kept: %s", error)
+                await patiently(self._reconcile, "reconcile failed, running jobs are kept", PERIOD_S)
                 await asyncio.sleep(PAUSE_S)
                 await wait_for(self._changed, PERIOD_S)
                 self._changed.clear()
