@@ -4,11 +4,11 @@ import asyncio
 import logging
 
 import pytest
-from tests import virtual_time
 
 from marlaas_api.bus import BusRefused, BusUnavailable
 from marlaas_api.errors import Unreadable
 from marlaas_api.retries import SERIES_S, patiently
+from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy
 
