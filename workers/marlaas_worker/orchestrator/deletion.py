@@ -82,7 +82,7 @@ class Deletion:
         failpoint("orchestrator.delete.after_rounds")
         await self._count_late_use()
         await self._progress_store.delete(self._ref)
-        failpoint("orchestrator.delete.after_level")
+        failpoint("orchestrator.delete.after_progress")
         await self._delete_document()
         log.info("deleted job %s (uid %s)", self._ref, self._ref.uid)
 

@@ -1,11 +1,12 @@
 """The state of one job and every decision about it, without I/O.
 
-The state depends only on the records (History) and on the episodes since then. So a restart after a crash and
+The state depends only on the records (JobHistory) and on the episodes since then. So a restart after a crash and
 the original run reach the same state. `owned_job` performs the decisions, and passes the results back.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from marlaas_api.messages import (
     Episode,
@@ -17,6 +18,7 @@ from marlaas_api.messages import (
     StepRecord,
     UsageAmounts,
 )
+from marlaas_api.messages.usage import merged
 from marlaas_api.names import Split, eval_group, eval_index, train_group
 from marlaas_worker.orchestrator.data_order import Walk
 from marlaas_worker.orchestrator.episodes import slim
@@ -25,11 +27,70 @@ from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, co
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
 from marlaas_worker.orchestrator.open_groups import OpenGroups
-from marlaas_worker.orchestrator.recorded_totals import History, RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 MAX_PROMPTS = 50_000
 """Of a job, about 5 MiB: all jobs share the orchestrator's memory."""
+
+
+TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
+"""Classes of `Progress.training_faults`, and the step metrics in which the trainer counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """The records of a job in streams and buckets, read when the orchestrator takes up the job. policies: by agent."""
+
+    steps: tuple[StepRecord, ...] = ()
+    evaluations: tuple[EvalRecord, ...] = ()
+    groups: tuple[GroupLogEntry, ...] = ()
+    ledger: IssueLedger | None = None
+    policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RecordedTotals:
+    """Totals over recorded steps and evaluations.
+
+    Attributes:
+        skips: visits to tasks that were skipped, by why.
+        trainer_s: seconds that trainers computed.
+        usage: by agent.
+        untrained: by agent, its steps without a new version, by the cause of most of their groups.
+    """
+
+    faults: Counter[str] = field(default_factory=Counter)
+    skips: Counter[str] = field(default_factory=Counter)
+    training_faults: Counter[str] = field(default_factory=Counter)
+    trainer_s: float = 0.0
+    usage: dict[str, UsageAmounts] = field(default_factory=dict)
+    untrained: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @classmethod
+    def of(cls, history: JobHistory) -> "RecordedTotals":
+        """Return the totals of a job."""
+        totals = cls()
+        for step in history.steps:
+            totals.add_step(step)
+        for evaluation in history.evaluations:
+            totals.add_evaluation(evaluation)
+        return totals
+
+    def add_step(self, record: StepRecord) -> None:
+        """Add a recorded step."""
+        self.faults.update(record.faults)
+        self.skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
+        self.training_faults += Counter({name: int(record.metric(metric)) for name, metric in TRAINING_FAULTS.items()})
+        self.trainer_s += record.metric("train_s")
+        self.usage = merged(self.usage, record.usage)
+        for agent, part in record.agents.items():
+            if part.untrained:
+                self.untrained[agent][max(part.untrained, key=part.untrained.__getitem__)] += 1
+
+    def add_evaluation(self, record: EvalRecord) -> None:
+        """Add a recorded evaluation."""
+        self.faults.update(record.faults)
+        self.usage = merged(self.usage, record.usage)
 
 
 class JobState:
@@ -41,7 +102,7 @@ class JobState:
         trained_prompts: digests of the tasks of recorded steps, MAX_PROMPTS at most; with more, an overlap is a lower bound.
     """
 
-    def __init__(self, document: JobDocument, history: History) -> None:
+    def __init__(self, document: JobDocument, history: JobHistory) -> None:
         spec = document.spec
         self.document = document
         unknown = PolicyRecord(uid=document.uid)
@@ -52,7 +113,7 @@ class JobState:
         self.evaluation: EvaluationRun | None = None
         self.tasks = JobTasks(document)
         self.episode_bytes = 0
-        self.waits = self.pauses = self.unserved = self.trainerless = ""
+        self.waits = self.over_quota = self.unserved = self.trainerless = ""
         self.recorded = RecordedTotals.of(history)
         self.trained_prompts: set[str] = set()
         for step in history.steps:
@@ -199,6 +260,18 @@ class JobState:
     def ended(self, group: str) -> list[int]:
         """Return the members that have ended of a group that is not complete."""
         return self._experience.ended(group)
+
+    def open_members(self) -> set[tuple[str, int]]:
+        """Return the members, by group and number, that have no Episode, of undecided groups and of the evaluation in progress."""
+        spec, run, ref = self.document.spec, self.evaluation, self.document.ref
+        groups = {train_group(ref, index) for index in self.groups.in_flight - self.groups.complete.keys()}
+        sizes = {group: spec.sampling(group).group_size for group in groups}
+        members = {
+            (group, one) for group, size in sizes.items() for one in set(range(size)).difference(self.ended(group))
+        }
+        if run is not None:
+            members |= {(eval_group(ref, index, run.version), member) for index, member in run.missing()}
+        return members
 
     def is_open(self, episode: Episode) -> bool:
         """Return whether an episode belongs to the evaluation in progress, or to a group that is issued and not recorded."""

@@ -29,8 +29,7 @@ from marlaas_worker.orchestrator.capacity import trainerless, unserved
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
 from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
-from marlaas_worker.orchestrator.giving_way import Stops, open_members
-from marlaas_worker.orchestrator.issuing import TaskIssuer
+from marlaas_worker.orchestrator.issuing import IssueHolds, TaskIssuer
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.records import Records, SharedState
@@ -65,7 +64,7 @@ class OwnedJob:
         self.times = AdmittedTime.of(before, context.now())
         self._records = Records(context, document, self.times.num_preemptions)
         self._issuer = TaskIssuer(self._records, shared.reports)
-        self.stops, self._given_up = Stops(), GivenUp()
+        self.holds, self._given_up = IssueHolds(), GivenUp()
         self._usage = JobUsage.of(document.uid, before)
         self._retention = Retention(context.bus, document.ref, context.now)
         self._share = Share(shared.room, document.uid, document.spec, EpisodeSize())
@@ -98,9 +97,9 @@ class OwnedJob:
             self._state.document = document
         self.wake.set()
 
-    def give_way(self, why: str) -> None:
+    def preempt(self, why: str) -> None:
         """Have the job stop at its next step boundary, because it is preempted; empty lets it go on."""
-        if self.stops.give_way(why, self._context.now()):
+        if self.holds.preempt(why, self._context.now()):
             self.wake.set()
 
     def leave_room(self) -> None:
@@ -108,9 +107,9 @@ class OwnedJob:
         self._share.leave()
 
     @property
-    def has_given_way(self) -> bool:
-        """Whether a preempted job may be stopped now."""
-        return self.ended is None and self.stops.is_over(self._state, self._context.now())
+    def may_stop(self) -> bool:
+        """Whether the job is preempted and may be stopped now."""
+        return self.ended is None and self.holds.may_stop(self._state, self._context.now())
 
     async def cut_plays(self) -> UsageAmounts:
         """Return the usage of the plays that this job's preemption cuts. Call it once the loop has stopped.
@@ -121,7 +120,7 @@ class OwnedJob:
             return UsageAmounts()
         try:
             async with asyncio.timeout(CUT_S):
-                members = open_members(self._state)
+                members = self._state.open_members()
                 # The loop may have stopped before it read the last ones.
                 async for _, episode in self._records.episodes():
                     members.discard((episode.group, episode.member))
@@ -209,7 +208,7 @@ class OwnedJob:
             await self._retention.purge(at_once=self._room.is_filled(TIGHT))
             await self._issue(state)
             await self._evaluate(state)
-            state.pauses = self.stops.pauses
+            state.over_quota = self.holds.over_quota
             state.unserved = unserved(self.document, self._reports())
             state.trainerless = trainerless(self.document, job_reports.training_pools(state), self._reports())
             state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
@@ -288,7 +287,7 @@ class OwnedJob:
         open_groups = {state.tasks.train(index).group for index in state.groups.indices}
         evaluated = () if state.evaluation is None else (f"v{state.evaluation.version}",)
         open_groups |= {group for group in self._retention.groups() if group.endswith(evaluated)}
-        self._records.pins.forget(open_groups)
+        self._records.drop_pins(open_groups)
         turns = await self._room.refresh(self._context.bus, max_age_s=0.0)
         self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
 
@@ -307,12 +306,12 @@ class OwnedJob:
 
     def _want(self, state: JobState) -> int:
         """Return the number of groups that the job can use now."""
-        if self.stops.holds_back(state):
+        if not self.holds.may_issue(state):
             return 0
         return state.assembly.want(len(state.groups.in_flight), self._issuer.served(state))
 
     async def _evaluate(self, state: JobState) -> None:
-        run = None if self.stops.any else state.due_evaluation()
+        run = None if self.holds.any else state.due_evaluation()
         if run is not None and self._share.may_evaluate(len(state.groups)):
             turns = await self._room.refresh(self._context.bus)
             state.begin_evaluation(run, turns.last_sequence)

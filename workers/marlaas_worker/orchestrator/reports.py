@@ -215,7 +215,7 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
         return Phase.FAILED, Reason.INVALID_ENVIRONMENT.value, state.faults.permanent
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
-    why = state.pauses or state.waits or state.unserved or _waits_for_trainers(state)
+    why = state.over_quota or state.waits or state.unserved or _waits_for_trainers(state)
     if (late := overdue(state.document, admitted_s, why)) is not None:
         return late
     if state.training_over and state.has_policies and state.evaluation is None and state.due_evaluation() is None:
@@ -280,8 +280,8 @@ def _waits_for_trainers(state: JobState) -> str:
 def _doing(state: JobState) -> tuple[str, str]:
     if not state.has_policies:
         return Reason.WAITING_FOR_TRAINER.value, _waits_for_trainers(state)
-    if state.pauses:
-        return Reason.OVER_QUOTA.value, state.pauses
+    if state.over_quota:
+        return Reason.OVER_QUOTA.value, state.over_quota
     if state.waits:
         return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
     if state.unserved:

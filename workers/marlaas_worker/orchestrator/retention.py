@@ -84,7 +84,7 @@ class Retention:
             turns = subjects.turn(self._ref.namespace, self._ref.name, "*", "*")
             await self._bus.purge(subjects.TURNS, turns, up_to=mark.turns)
             self._purged_turns = mark.turns
-        failpoint("orchestrator.forget.after_turns")
+        failpoint("orchestrator.purge.after_turns")
         if mark.episodes > 1:
             episodes = subjects.episode(self._ref.namespace, self._ref.name)
             await self._bus.purge(subjects.EPISODES, episodes, up_to=mark.episodes)

@@ -13,8 +13,7 @@ from marlaas_api.names import JobRef
 from marlaas_api.reasons import Reason
 from marlaas_api.retries import patiently
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene
-from marlaas_worker.orchestrator.admission_inputs import stored_bytes, terms_of
+from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene, stored_bytes, terms_of
 from marlaas_worker.orchestrator.capacity import capacities
 from marlaas_worker.orchestrator.deletion import MAX_DELETES, DeletedJob, delete
 from marlaas_worker.orchestrator.jobs import Jobs, stops
@@ -128,7 +127,7 @@ class _Service:
         await self._jobs.note_late_turns()
         await self._jobs.see(documents)
         self._delete(documents)
-        await self._displace()
+        await self._stop_preempted()
         await self._admit(documents)
         await self._progress_store.put_running([self._progress(owned) for owned in self._jobs.take_moved()])
         await self._add_late_use()
@@ -169,14 +168,14 @@ class _Service:
         """Return whether a job of this name is being deleted; until then no other job of that name may begin."""
         return ref.key in self._deletions
 
-    async def _displace(self) -> None:
+    async def _stop_preempted(self) -> None:
         """Queue the preempted jobs that have stopped at a step boundary. Their tasks are issued again after the next admission.
 
         Their progress is written after their loop was cancelled: a kill in between leaves them admitted.
         """
         for owned in self._jobs.running():
-            if owned.has_given_way:
-                document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
+            if owned.may_stop:
+                document, progress, why = owned.document, self._progress(owned), owned.holds.preempted
                 job = self._jobs.of(document)
                 await self._jobs.stop(job)
                 self._jobs.detach(job)
@@ -205,7 +204,7 @@ class _Service:
                 await self._take(document)
                 self._queue.entered(document)
         for owned in self._jobs.running():
-            owned.give_way(decision.preempted.get(owned.document.uid, ""))
+            owned.preempt(decision.preempted.get(owned.document.uid, ""))
         queued = [(one, why) for one in waiting if not (why := decision.admissions[one.uid]).admitted]
         queued = [(one, why) for one, why in queued if not self._jobs.of(one).has_published(one, why)]
         before = self._progress_store.of
@@ -214,7 +213,7 @@ class _Service:
             self._jobs.of(one).published = one, why
 
     def _scene(self, documents: dict[str, JobDocument], holding: list[JobDocument]) -> AdmissionScene:
-        """Return the values on which admissions depend. Note the tenants' use, and let the jobs of tenants over a rate pause.
+        """Return the values on which admissions depend. Note the tenants' use, and have the jobs of tenants over a rate issue no tasks.
 
         Args:
             documents: all, by uid.
@@ -225,7 +224,7 @@ class _Service:
         terms = terms_of((self._revision(key), document) for key, document, _ in self._documents.items())
         self._tenants.note(terms, now)
         for owned in self._jobs.running():
-            owned.stops.pauses = self._tenants.pacing.reason(owned.document.tenant)
+            owned.holds.over_quota = self._tenants.pacing.reason(owned.document.tenant)
         return AdmissionScene(
             waiting=[one for uid, one in documents.items() if uid not in places and self._waits(one)],
             holding=holding,
@@ -267,7 +266,7 @@ class _Service:
         before = self._progress_store.of(document.ref)
         owned = OwnedJob(self._context, document, before, self._shared)
         await self._progress_store.put(self._progress(owned))
-        failpoint("orchestrator.admit.after_level")
+        failpoint("orchestrator.admit.after_progress")
         self._jobs.start(owned)
 
     def _progress(self, owned: OwnedJob) -> Progress:
