@@ -13,7 +13,7 @@ from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import metering as metering_module
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
 from marlaas_worker.orchestrator.metering import Metering
-from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
+from marlaas_worker.orchestrator.tenants import TenantAccounts, summed
 from marlaas_worker.orchestrator.usage import JobUsage
 
 POLICY = (AgentSettings(name="policy"),)

@@ -182,7 +182,7 @@ class Jobs:
     def detach(self, job: KnownJob) -> None:
         """Remove the loop of a job, which has ended or was stopped."""
         if job.owned is not None:
-            job.owned.leave_room()
+            job.owned.release_space()
         job.owned = job.task = None
         if self._running.get(job.ref.key) is job:
             del self._running[job.ref.key]

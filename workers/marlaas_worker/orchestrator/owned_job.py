@@ -34,7 +34,7 @@ from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.retention import Retention
-from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Share
+from marlaas_worker.orchestrator.stream_space import FULL, TIGHT, EpisodeSize, JobSpace
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 from marlaas_worker.role import RoleContext, wait_for
 
@@ -59,7 +59,7 @@ class OwnedJob:
     ) -> None:
         self.document = document
         self.wake, self.moved = asyncio.Event(), True
-        self._context, self._reports, self._room = context, shared.reports, shared.room
+        self._context, self._reports, self._stream = context, shared.reports, shared.space
         self._policies, self._num_jobs, self._recoveries = shared.policies, shared.num_jobs, shared.recoveries
         self.times = AdmittedTime.of(before, context.now())
         self._records = Records(context, document, self.times.num_preemptions)
@@ -67,7 +67,7 @@ class OwnedJob:
         self.holds, self._given_up = IssueHolds(), GivenUp()
         self._usage = JobUsage.of(document.uid, before)
         self._retention = Retention(context.bus, document.ref, context.now)
-        self._share = Share(shared.room, document.uid, document.spec, EpisodeSize())
+        self._space = JobSpace(shared.space, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
         self._told: set[str] = set()
         self._state: JobState | None = None
@@ -102,9 +102,9 @@ class OwnedJob:
         if self.holds.preempt(why, self._context.now()):
             self.wake.set()
 
-    def leave_room(self) -> None:
-        """Give the job's space in the stream TURNS back, once its loop has stopped."""
-        self._share.leave()
+    def release_space(self) -> None:
+        """Release the job's space in the stream TURNS, once its loop has stopped."""
+        self._space.release()
 
     @property
     def may_stop(self) -> bool:
@@ -141,7 +141,7 @@ class OwnedJob:
                 self._note(state, sequence, episode)
                 state.add_episode(episode)
         state.document = self.document  # `revise` may have replaced it while the records were read.
-        self._share.size.known = self._share.size.known or state.episode_bytes
+        self._space.size.known = self._space.size.known or state.episode_bytes
         self._state = state
         bus, blobs, agents = self._context.bus, self._context.blobs, self.document.spec.agents
         self._metering = Metering(bus, blobs, ref, agents, state.is_undecided)
@@ -205,13 +205,13 @@ class OwnedJob:
             while await self._record(state):
                 await self._decide(state)
             self._measure(state)
-            await self._retention.purge(at_once=self._room.is_filled(TIGHT))
+            await self._retention.purge(at_once=self._stream.is_filled(TIGHT))
             await self._issue(state)
             await self._evaluate(state)
             state.over_quota = self.holds.over_quota
             state.unserved = unserved(self.document, self._reports())
             state.trainerless = trainerless(self.document, job_reports.training_pools(state), self._reports())
-            state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
+            state.waits = self._space.why or (_FULL if self._stream.is_filled(FULL) else "")
         self._context.waits.over(self.document.uid, _RECORDS)
         given_up = self._given_up.words(self.document, self._reports(), self._context.now())
         self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))
@@ -275,12 +275,12 @@ class OwnedJob:
         return True
 
     def _measure(self, state: JobState) -> None:
-        """Note the job's use of TURNS and its need, estimated from the size of its latest episodes."""
-        self._share.is_demonstrated = state.assembly.is_demonstrated
-        self._share.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
-        state.episode_bytes = self._share.size.known
+        """Update the job's use of TURNS and its need, estimated from the size of its latest episodes."""
+        self._space.is_demonstrated = state.assembly.is_demonstrated
+        self._space.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
+        state.episode_bytes = self._space.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None
-        self._share.note(len(state.groups), evaluating=state.evaluation is not None, asks=asks)
+        self._space.update(len(state.groups), evaluating=state.evaluation is not None, asks=asks)
 
     async def _mark(self, state: JobState) -> None:
         """Mark the episodes and turns that no recovery needs any more, for a later purge."""
@@ -288,15 +288,15 @@ class OwnedJob:
         evaluated = () if state.evaluation is None else (f"v{state.evaluation.version}",)
         open_groups |= {group for group in self._retention.groups() if group.endswith(evaluated)}
         self._records.drop_pins(open_groups)
-        turns = await self._room.refresh(self._context.bus, max_age_s=0.0)
+        turns = await self._stream.refresh(self._context.bus, max_age_s=0.0)
         self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
 
     async def _issue(self, state: JobState) -> None:
         want = self._want(state)
         if want == 0:
             return
-        turns = await self._room.refresh(self._context.bus)
-        number = self._share.take(len(state.groups), want, evaluating=state.evaluation is not None)
+        turns = await self._stream.refresh(self._context.bus)
+        number = self._space.take(len(state.groups), want, evaluating=state.evaluation is not None)
         if number == 0:
             return
         indices = state.take_indices(number, turns.last_sequence)
@@ -312,8 +312,8 @@ class OwnedJob:
 
     async def _evaluate(self, state: JobState) -> None:
         run = None if self.holds.any else state.due_evaluation()
-        if run is not None and self._share.may_evaluate(len(state.groups)):
-            turns = await self._room.refresh(self._context.bus)
+        if run is not None and self._space.may_evaluate(len(state.groups)):
+            turns = await self._stream.refresh(self._context.bus)
             state.begin_evaluation(run, turns.last_sequence)
             await self._records.write_ledger(state.ledger())
             await self._issuer.publish_evaluation(state, run)

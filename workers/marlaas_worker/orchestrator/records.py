@@ -33,7 +33,7 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import JobHistory
-from marlaas_worker.orchestrator.room import Room
+from marlaas_worker.orchestrator.stream_space import StreamSpace
 from marlaas_worker.role import RoleContext
 
 
@@ -44,14 +44,14 @@ class SharedState:
     Attributes:
         reports: returns the latest reports of all replicas.
         policies: cache of the bucket `policy`.
-        room: space in the stream TURNS.
+        space: of the stream TURNS.
         num_jobs: returns the number of running jobs.
         recoveries: jobs whose episodes are read at a time; a page of them may take 24 MiB.
     """
 
     reports: Callable[[], Sequence[ReplicaReport]]
     policies: BucketCache[PolicyRecord]
-    room: Room
+    space: StreamSpace
     num_jobs: Callable[[], int]
     recoveries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
 

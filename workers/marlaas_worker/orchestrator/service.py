@@ -22,7 +22,7 @@ from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.records import Records, SharedState
-from marlaas_worker.orchestrator.room import Room
+from marlaas_worker.orchestrator.stream_space import StreamSpace
 from marlaas_worker.orchestrator.tenants import TenantUse
 from marlaas_worker.orchestrator.usage import has_just_ended, with_late_use
 from marlaas_worker.role import RoleContext, end_tasks, wait_for
@@ -68,9 +68,9 @@ class _Service:
         self._deletions: dict[str, asyncio.Task[None]] = {}
         self._deletion_slots = asyncio.Semaphore(MAX_DELETES)
         self._queue = AdmissionQueue()
-        self._tenants = TenantUse(context.bus, self._queue, store)
-        self._room = Room()
-        self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: self._jobs.num_running)
+        self._tenants = TenantUse(context.bus, self._queue)
+        self._space = StreamSpace()
+        self._shared = SharedState(lambda: self._reports, self._policies, self._space, lambda: self._jobs.num_running)
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
@@ -113,14 +113,14 @@ class _Service:
             await self._tenants.load()
             await self._documents.refresh()
             await self._replicas.refresh()
-            turns = await self._room.refresh(self._context.bus)
+            turns = await self._space.refresh(self._context.bus)
             await self._jobs.begin(turns.last_sequence)
 
         await patiently(read, "reading the first state, nothing is decided yet", PAUSE_S)
 
     async def _reconcile(self) -> None:
         documents = {document.uid: document for _, document, _ in self._documents.items()}
-        await self._room.refresh(self._context.bus)
+        await self._space.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
         await self._jobs.settle()
         await self._jobs.clear()
@@ -131,6 +131,7 @@ class _Service:
         await self._admit(documents)
         await self._progress_store.put_running([self._progress(owned) for owned in self._jobs.take_moved()])
         await self._add_late_use()
+        await self._progress_store.accounts.save(self._progress_store.all(), self._context.now())
         await self._tenants.save(self._context.now())
         await self._jobs.clear()
 
@@ -213,7 +214,7 @@ class _Service:
             self._jobs.of(one).published = one, why
 
     def _scene(self, documents: dict[str, JobDocument], holding: list[JobDocument]) -> AdmissionScene:
-        """Return the values on which admissions depend. Note the tenants' use, and have the jobs of tenants over a rate issue no tasks.
+        """Return the values on which admissions depend. Add the tenants' use, and have the jobs of tenants over a rate issue no tasks.
 
         Args:
             documents: all, by uid.
@@ -222,7 +223,7 @@ class _Service:
         now, places = self._context.now(), {document.uid for document in holding}
         known = {progress.uid: progress for progress in self._progress_store.all()}
         terms = terms_of((self._revision(key), document) for key, document, _ in self._documents.items())
-        self._tenants.note(terms, now)
+        self._tenants.advance(terms, self._progress_store.take_gained(), now)
         for owned in self._jobs.running():
             owned.holds.over_quota = self._tenants.pacing.reason(owned.document.tenant)
         return AdmissionScene(
