@@ -117,8 +117,7 @@ class JobState:
         self.recorded = RecordedTotals.of(history)
         self.trained_prompts: set[str] = set()
         for step in history.steps:
-            self._note_prompts(step)
-        self.tasks.note_steps(history.steps)
+            self._add_results(step)
         has_baseline = spec.training.has_running_baseline
         self._experience = Experience(
             spec.agents,
@@ -138,12 +137,12 @@ class JobState:
         self.assembly.restore(history.groups)
         self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
         for number, step in enumerate(history.steps, 1):
-            self._note_versions(number, step)
+            self._schedule_evaluation(number, step)
         unfinished = self.assembly.unfinished
         decided = (group for draft in self.assembly.drafts for group in draft.resolved)
         resolved = [group for group in decided if group.index not in unfinished]
         self.groups = OpenGroups(group.index for group in resolved)
-        self.tasks.note(self.tasks.outcomes(resolved))
+        self.tasks.add_outcomes(self.tasks.outcomes(resolved))
         if history.ledger is not None:
             self._restore_ledger(history.ledger, history.steps)
 
@@ -298,7 +297,7 @@ class JobState:
         """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
         self.groups.decide(group.index)
         messages = self.assembly.resolve(group, versions, usage)
-        self.tasks.note(self.tasks.outcome(group.index, group.agents.values()))
+        self.tasks.add_outcomes(self.tasks.outcome(group.index, group.agents.values()))
         return messages
 
     def record(self, record: StepRecord) -> None:
@@ -307,13 +306,12 @@ class JobState:
         before = {agent: part.base_version for agent, part in draft.agents.items()}
         self.assembly.recorded(draft, _versions_after(record, before))
         self.recorded.add_step(record)
-        self._note_prompts(record)
-        self.tasks.note(record.outcomes)
+        self._add_results(record)
         done = {group.index for group in draft.resolved}
         self.groups.recorded(done)
         self.finished = record.step + 1
         self.last_step = record
-        self._note_versions(self.finished, record)
+        self._schedule_evaluation(self.finished, record)
 
     def take_indices(self, number: int, last_sequence: int) -> list[int]:
         """Reserve the next tasks to issue, and draw the past versions that play in them; they are in flight from now on.
@@ -365,13 +363,14 @@ class JobState:
         last = self.last_step.agents.get(agent) if self.last_step else None
         return last.version if last else 0
 
-    def _note_prompts(self, step: StepRecord) -> None:
+    def _add_results(self, step: StepRecord) -> None:
+        self.tasks.add_outcomes(step.outcomes)
         self.trained_prompts.update(step.plays.prompts[: MAX_PROMPTS - len(self.trained_prompts)])
 
-    def _note_versions(self, finished: int, step: StepRecord) -> None:
-        """Note the versions after a recorded step, which may have to be evaluated."""
+    def _schedule_evaluation(self, finished: int, step: StepRecord) -> None:
+        """Schedule the evaluation of the versions after a recorded step, if one is due."""
         spec, versions = self.document.spec, _versions_after(step, self.assembly.versions)
-        self._schedule.note(spec, finished, versions)
+        self._schedule.add_step(spec, finished, versions)
 
     def _rules(self) -> StepRules:
         spec, training = self.document.spec, self.document.spec.training

@@ -48,7 +48,7 @@ class KnownJob:
         is_over: its queued tasks are to be purged. last: its last progress, of which an event tells; None: of none.
         has_ended: it has ended, and was not admitted since.
         turn_bytes: of its recorded turns, the replicas' total at the last purge after its end.
-        leftovers: purges its turns after its end; None once that is done.
+        retention: purges its turns after its end; None once that is done.
     """
 
     ref: JobRef
@@ -64,12 +64,12 @@ class KnownJob:
     last: Progress | None = None
     has_ended: bool = False
     turn_bytes: int = 0
-    leftovers: Retention | None = None
+    retention: Retention | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether the job is gone, and nothing is left to do."""
-        return self.document is None and self.owned is None and self.leftovers is None and not self.is_over
+        return self.document is None and self.owned is None and self.retention is None and not self.is_over
 
     def is_pausing(self, now: float) -> bool:
         """Return whether the pause after its loop's last crash still lasts. A clock that was set back shortens the pause."""
@@ -140,9 +140,9 @@ class Jobs:
                 job = self._jobs[progress.uid] = KnownJob(progress.ref)
                 # A killed orchestrator may not have purged them.
                 await self._context.bus.purge(subjects.TASKS, subjects.task(job.ref.namespace, job.ref.name))
-                self._note_end(job, last_turn)
+                self._mark_ended(job, last_turn)
 
-    async def see(self, documents: Mapping[str, JobDocument]) -> None:
+    async def update(self, documents: Mapping[str, JobDocument]) -> None:
         """Pass changed documents to running jobs; stop those that must stop, or whose loop must restart. documents: by uid."""
         for document in documents.values():
             self.of(document).document = document
@@ -158,7 +158,7 @@ class Jobs:
                 await self.stop(job)
             else:
                 owned.revise(job.document)
-        await self.settle()
+        await self.write_ends()
 
     def start(self, owned: OwnedJob) -> None:
         """Start the loop of a job."""
@@ -169,7 +169,7 @@ class Jobs:
         self._running[job.ref.key] = job
 
     async def stop(self, job: KnownJob) -> None:
-        """Stop the loop of a job. Its last progress is written by `settle`, unless the job is detached before."""
+        """Stop the loop of a job. Its last progress is written by `write_ends`, unless the job is detached before."""
         if job.task is not None:
             job.is_stopped = True
             job.task.cancel()
@@ -187,13 +187,13 @@ class Jobs:
         if self._running.get(job.ref.key) is job:
             del self._running[job.ref.key]
 
-    async def settle(self) -> None:
+    async def write_ends(self) -> None:
         """Write the last progress of the jobs whose loop has ended or was stopped."""
         for job in list(self._running.values()):
             if job.owned is None or job.task is None or not job.task.done():
                 continue
             error = None if job.is_stopped or job.task.cancelled() else job.task.exception()
-            await self._settle(job, job.owned, error)
+            await self._write_end(job, job.owned, error)
             job.is_over |= job.document is None
             self.detach(job)
 
@@ -202,7 +202,7 @@ class Jobs:
         before = self._progress_store.of(document.ref)
         await self._end(self.of(document), job_reports.failed(document, before, why, self._context.now()))
 
-    async def clear(self) -> None:
+    async def finish(self) -> None:
         """Purge the tasks of jobs that have ended or are gone, and emit their last events."""
         for job in [job for job in self._jobs.values() if job.is_over]:
             namespace, name = job.ref.namespace, job.ref.name
@@ -211,7 +211,7 @@ class Jobs:
                 await EventEmitter(self._context, "orchestrator").emit(job.ref, job.last.reason, job.last.message)
             job.is_over, job.last = False, None
 
-    async def note_late_turns(self) -> None:
+    async def purge_late_turns(self) -> None:
         """Purge again the turns of ended jobs for which the replicas report other totals than at the last purge.
 
         A play that was given up can record a turn after its job has ended.
@@ -224,9 +224,9 @@ class Jobs:
             last_turn = (await self._context.bus.state(subjects.TURNS)).last_sequence
             for job in moved:
                 job.turn_bytes = recorded[job.ref.uid]
-                self._purge_turns(job, last_turn)
+                self._mark_turns(job, last_turn)
 
-    async def purge_leftovers(self) -> None:
+    async def purge_turns(self) -> None:
         """Purge the turns of ended jobs, until cancelled. A recorder of `marlaas run` that reads a job has read its last episodes before."""
         while True:
             await patiently(self.purge_once, "purging the turns of ended jobs", PURGE_S)
@@ -235,11 +235,11 @@ class Jobs:
     async def purge_once(self) -> None:
         """Purge the turns that may be purged now."""
         for job in list(self._jobs.values()):
-            left = job.leftovers
-            if left is not None and await left.purge(at_once=True) and job.leftovers is left:  # not a newer mark
-                job.leftovers = None
+            left = job.retention
+            if left is not None and await left.purge(at_once=True) and job.retention is left:  # not a newer mark
+                job.retention = None
 
-    async def _settle(self, job: KnownJob, owned: OwnedJob, error: BaseException | None) -> None:
+    async def _write_end(self, job: KnownJob, owned: OwnedJob, error: BaseException | None) -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except Overtaken, which is raised.
 
         Write the last recorded steps of a job that was stopped early.
@@ -272,15 +272,15 @@ class Jobs:
         await self._progress_store.put(progress)
         failpoint("orchestrator.end.after_progress")
         job.is_over, job.last = True, progress
-        self._note_end(job, turns.last_sequence)
+        self._mark_ended(job, turns.last_sequence)
 
-    def _note_end(self, job: KnownJob, last_turn: int) -> None:
+    def _mark_ended(self, job: KnownJob, last_turn: int) -> None:
         job.has_ended = True
-        self._purge_turns(job, last_turn)
+        self._mark_turns(job, last_turn)
 
-    def _purge_turns(self, job: KnownJob, last_turn: int) -> None:
-        job.leftovers = Retention(self._context.bus, job.ref, self._context.now)
-        job.leftovers.ended(last_turn + 1)
+    def _mark_turns(self, job: KnownJob, last_turn: int) -> None:
+        job.retention = Retention(self._context.bus, job.ref, self._context.now)
+        job.retention.mark_end(last_turn + 1)
 
 
 def stops(document: JobDocument) -> bool:

@@ -41,7 +41,7 @@ class LeaderLease:
         self._held = key
         return True
 
-    async def keep(self) -> None:
+    async def renew(self) -> None:
         """Renew the lease; return once another replica holds it. Retry while NATS does not answer."""
         while True:
             await asyncio.sleep(RENEW_S)

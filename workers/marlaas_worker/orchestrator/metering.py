@@ -80,9 +80,9 @@ class _Play:
         """The usage, if a preemption of the job cut the play."""
         return {agent: one.preempted() for agent, one in self.amounts.items()}
 
-    def settled(self, use: TokenUse) -> AgentAmounts:
+    def counted_as(self, use: TokenUse) -> AgentAmounts:
         """Return the usage with all tokens counted by their use."""
-        return _settled(self.amounts, use)
+        return _counted_as(self.amounts, use)
 
 
 class Metering:
@@ -114,7 +114,7 @@ class Metering:
     async def of_evaluation(self, episodes: Collection[Episode]) -> AgentAmounts:
         """Return the usage of an evaluation's episodes."""
         await self._read_new()
-        return self._by_policy(_settled(self._of_episodes(episodes), TokenUse.EVALUATION))
+        return self._by_policy(_counted_as(self._of_episodes(episodes), TokenUse.EVALUATION))
 
     async def of_cut_plays(self, members: Collection[tuple[str, int]], num_preemptions: int) -> UsageAmounts:
         """Return the usage of the plays that the job's next preemption cuts: of each member the last play, if its last turn belongs to the present admission.
@@ -145,13 +145,13 @@ class Metering:
         before = sorted((attempt_of(name), name) for name in plays if attempt_of(name) < attempt_of(episode.episode))
         played = [plays[name] for _, name in before]
         cut = _cut(played, own)
-        parts = [play.cut if play in cut else play.settled(TokenUse.FAILED) for play in played]
+        parts = [play.cut if play in cut else play.counted_as(TokenUse.FAILED) for play in played]
         if own is not None:
-            parts.append(own.amounts if episode.fault is None else own.settled(TokenUse.FAILED))
+            parts.append(own.amounts if episode.fault is None else own.counted_as(TokenUse.FAILED))
         for play in again:
             if play is not None:
                 is_cut = own is not None and play.first > own.last  # it had been played before the preemption
-                parts.append(play.cut if is_cut else play.settled(TokenUse.REPEATED))
+                parts.append(play.cut if is_cut else play.counted_as(TokenUse.REPEATED))
         return reduce(merged, parts, {})
 
     async def _read_new(self) -> None:
@@ -171,7 +171,7 @@ class Metering:
         found: AgentAmounts = {}
         for name, used_ in amounts.items():
             player = self._players[name]
-            own = used_.settled(TokenUse.FROZEN) if player.plays_past else used_
+            own = used_.counted_as(TokenUse.FROZEN) if player.plays_past else used_
             found = merged(found, {player.policy_name: own})
         return found
 
@@ -185,8 +185,8 @@ class Metering:
         return message if isinstance(message, Turn) else None
 
 
-def _settled(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmounts:
-    return {agent: one.settled(use) for agent, one in amounts.items()}
+def _counted_as(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmounts:
+    return {agent: one.counted_as(use) for agent, one in amounts.items()}
 
 
 def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:

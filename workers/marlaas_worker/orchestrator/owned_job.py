@@ -138,7 +138,7 @@ class OwnedJob:
         queued = await self._records.queued()
         async with self._recoveries:
             async for sequence, episode in self._records.episodes():
-                self._note(state, sequence, episode)
+                self._retain(state, sequence, episode)
                 state.add_episode(episode)
         state.document = self.document  # `revise` may have replaced it while the records were read.
         self._space.size.known = self._space.size.known or state.episode_bytes
@@ -177,7 +177,7 @@ class OwnedJob:
             for delivery in await consumer.fetch(64, LISTEN_S):
                 episode = self._records.episode(delivery.stored)
                 if episode is not None:
-                    self._note(state, delivery.stored.sequence, episode)
+                    self._retain(state, delivery.stored.sequence, episode)
                     await self._tell(episode.load_notes)
                     state.add_episode(episode)
                     self._num_episodes += 1
@@ -191,8 +191,8 @@ class OwnedJob:
                 self._told.add(note)
                 await self._records.emit("EnvironmentLoaded", visible(note))
 
-    def _note(self, state: JobState, sequence: int, episode: Episode) -> None:
-        self._retention.note(sequence, episode.group if state.is_open(episode) else None)
+    def _retain(self, state: JobState, sequence: int, episode: Episode) -> None:
+        self._retention.add_episode(sequence, episode.group if state.is_open(episode) else None)
 
     async def _advance(self, state: JobState) -> None:
         for agent in state.policies:
@@ -289,7 +289,7 @@ class OwnedJob:
         open_groups |= {group for group in self._retention.groups() if group.endswith(evaluated)}
         self._records.drop_pins(open_groups)
         turns = await self._stream.refresh(self._context.bus, max_age_s=0.0)
-        self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
+        self._retention.mark_step(open_groups, state.turns_from(turns.last_sequence))
 
     async def _issue(self, state: JobState) -> None:
         want = self._want(state)

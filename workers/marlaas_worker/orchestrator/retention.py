@@ -40,13 +40,13 @@ class Retention:
         self._acked = -1
         self._acked_at = 0.0
 
-    def note(self, sequence: int, group: str | None) -> None:
-        """Note a stored episode. group: its group, if that is open."""
+    def add_episode(self, sequence: int, group: str | None) -> None:
+        """Add a stored episode. group: its group, if that is open."""
         if group is not None:
             self._first.setdefault(group, sequence)
         self._last = max(self._last, sequence)
 
-    def recorded(self, open_groups: Collection[str], turns: int) -> None:
+    def mark_step(self, open_groups: Collection[str], turns: int) -> None:
         """Set a mark after a step was recorded.
 
         Args:
@@ -56,7 +56,7 @@ class Retention:
         self._first = {group: sequence for group, sequence in self._first.items() if group in open_groups}
         self._marks.append(PurgeMark(min(self._first.values(), default=self._last + 1), turns, self._last))
 
-    def ended(self, turns: int) -> None:
+    def mark_end(self, turns: int) -> None:
         """Set the last mark of a job that has ended: only its recorder still needs turns below a sequence.
 
         Its last episodes stay for readers.

@@ -76,7 +76,7 @@ class _Service:
     async def run(self) -> None:
         """Run all jobs; return when the lease is lost or the process is to stop."""
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._lease.keep(), name="lease"),
+            asyncio.create_task(self._lease.renew(), name="lease"),
             asyncio.create_task(self._policies.follow(), name="follow policy"),
             asyncio.create_task(self._replicas.follow(), name="follow replicas"),
             asyncio.create_task(self._reconcile_for_ever(), name="reconcile"),
@@ -98,7 +98,7 @@ class _Service:
         await self._begin()
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._documents.follow(), name="follow jobs")
-            beside.create_task(self._jobs.purge_leftovers(), name="purge turns")
+            beside.create_task(self._jobs.purge_turns(), name="purge turns")
             while True:
                 await patiently(self._reconcile, "reconcile failed, running jobs are kept", PERIOD_S)
                 await asyncio.sleep(PAUSE_S)
@@ -122,10 +122,10 @@ class _Service:
         documents = {document.uid: document for _, document, _ in self._documents.items()}
         await self._space.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
-        await self._jobs.settle()
-        await self._jobs.clear()
-        await self._jobs.note_late_turns()
-        await self._jobs.see(documents)
+        await self._jobs.write_ends()
+        await self._jobs.finish()
+        await self._jobs.purge_late_turns()
+        await self._jobs.update(documents)
         self._delete(documents)
         await self._stop_preempted()
         await self._admit(documents)
@@ -133,7 +133,7 @@ class _Service:
         await self._add_late_use()
         await self._progress_store.accounts.save(self._progress_store.all(), self._context.now())
         await self._tenants.save(self._context.now())
-        await self._jobs.clear()
+        await self._jobs.finish()
 
     async def _add_late_use(self) -> None:
         """Write the use of the jobs that have just ended which replicas have reported since."""

@@ -382,9 +382,9 @@ class Assembly:
         version = part.base_version if self.rules.is_demonstrated(draft.step) else version
         signal = own.outcome is GroupOutcome.SIGNAL
         if signal and not part.closed and part.base_version - version <= self.rules.max_staleness:
-            return self._ready(draft, agent, group, version, used.settled(TokenUse.TRAINED))
+            return self._ready(draft, agent, group, version, used.counted_as(TokenUse.TRAINED))
         use = TokenUse.FROZEN if own.outcome is GroupOutcome.FROZEN else TokenUse.ZERO_VARIANCE
-        return self._unused(draft, agent, group, used.settled(TokenUse.STALE if signal else use))
+        return self._unused(draft, agent, group, used.counted_as(TokenUse.STALE if signal else use))
 
     def _ready(
         self, draft: StepDraft, agent: str, group: CompleteGroup, version: int, usage: UsageAmounts

@@ -107,6 +107,6 @@ class OtherReplicas:
         grown = {tenant: total - before.get(tenant, 0) for tenant, total in totals.items()}
         return {tenant: tokens for tenant, tokens in grown.items() if tokens > 0}
 
-    def forget(self, replica: str) -> None:
+    def drop(self, replica: str) -> None:
         """Drop the totals of a replica whose report is gone."""
         self._totals.pop(replica, None)
