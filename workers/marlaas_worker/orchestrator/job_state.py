@@ -132,8 +132,13 @@ class JobState:
         window, has_scored = max(2 * group, group * num_groups), bool(history.steps or history.evaluations)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least, has_scored=has_scored)
         versions = {agent: self._recorded_version(agent) for agent in self.policies}
-        last_steps = {agent: part.step for part in history.steps for agent in _agents_with_groups(part)}
-        self.assembly = Assembly(document.ref, self._rules(), self.finished, versions, last_steps)
+        last_steps = {
+            agent: step.step for step in history.steps for agent, part in step.agents.items() if part.num_groups
+        }
+        training = spec.training
+        sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
+        rules = StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
+        self.assembly = Assembly(document.ref, rules, self.finished, versions, last_steps)
         self.assembly.restore(history.groups)
         self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
         for number, step in enumerate(history.steps, 1):
@@ -372,11 +377,6 @@ class JobState:
         spec, versions = self.document.spec, _versions_after(step, self.assembly.versions)
         self._schedule.add_step(spec, finished, versions)
 
-    def _rules(self) -> StepRules:
-        spec, training = self.document.spec, self.document.spec.training
-        sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
-        return StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
-
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}
         self.tasks.walk = Walk(
@@ -391,10 +391,6 @@ class JobState:
         if version is not None and version not in self.evaluations:
             settings, versions = self.document.spec.evaluation, ledger.evaluating_versions
             self.evaluation = EvaluationRun(version, ledger.evaluating_step, settings, versions)
-
-
-def _agents_with_groups(step: StepRecord) -> list[str]:
-    return [agent for agent, part in step.agents.items() if part.num_groups]
 
 
 def _versions_after(step: StepRecord, otherwise: Mapping[str, int]) -> dict[str, int]:

@@ -5,7 +5,7 @@ Crash-only: after a Retryable error, the job's state is rebuilt from its records
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
@@ -27,7 +27,6 @@ from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.capacity import trainerless, unserved
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
-from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.issuing import IssueHolds, TaskIssuer
 from marlaas_worker.orchestrator.job_state import JobState
@@ -200,7 +199,8 @@ class OwnedJob:
         self._usage.see(list(self._reports()), self._context.now())
         if state.has_policies:
             if min(state.assembly.versions.values()) < 0:
-                await self._begin_training(state)
+                state.assembly.begin(state.versions)
+                await self._records.emit("PolicyPublished", "version 0 is published; training begins")
             await self._decide(state)
             while await self._record(state):
                 await self._decide(state)
@@ -217,10 +217,6 @@ class OwnedJob:
         self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))
         self.moved = True
 
-    async def _begin_training(self, state: JobState) -> None:
-        state.assembly.begin(state.versions)
-        await self._records.emit("PolicyPublished", "version 0 is published; training begins")
-
     async def _decide(self, state: JobState) -> None:
         """Decide complete groups and close steps, until a group that is not complete is needed, or no group has a place."""
         sampled = [
@@ -234,7 +230,8 @@ class OwnedJob:
             decided = state.assembly.next_decision(ready)
             if decided is not None:
                 ready.remove(decided)
-                await self._resolve(state, *decided)
+                versions, group = decided
+                await self._log(state.resolve(group, versions, await self._metering.of_group(group)))
             elif not closed:
                 return
 
@@ -244,10 +241,6 @@ class OwnedJob:
         for index in (unknown | state.assembly.urgent) - asked:
             state.assembly.oldest[index] = await self._issuer.oldest(state, index)
             asked.add(index)
-
-    async def _resolve(self, state: JobState, versions: Mapping[str, int], group: CompleteGroup) -> None:
-        usage = await self._metering.of_group(group)
-        await self._log(state.resolve(group, versions, usage))
 
     async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:

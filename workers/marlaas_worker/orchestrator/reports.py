@@ -57,7 +57,10 @@ def progress(
         steps=document.spec.training.steps,
         versions=versions,
         promoted=promoted,
-        adapters={agent: _adapter(document, agent, version) for agent, version in (promoted or versions).items()},
+        adapters={
+            agent: AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
+            for agent, version in (promoted or versions).items()
+        },
         reward=last.reward_mean if last and not last.is_demonstrated else None,
         **_evaluations(state),
         suites=_suites(state.evaluations),
@@ -195,10 +198,6 @@ def promoted_versions(state: JobState) -> dict[str, int]:
     rewards = {version: record.reward_mean for version, record in state.evaluations.items()}
     chosen = best(rewards, state.version, state.document.spec.evaluation.promote)
     return state.versions if chosen == state.version else dict(state.evaluations[chosen].versions)
-
-
-def _adapter(document: JobDocument, agent: str, version: int) -> str:
-    return AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
 
 
 def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Phase, str, str] | None:

@@ -59,7 +59,11 @@ class _Service:
         self._documents = BucketCache(
             lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set()
         )
-        self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
+        self._policies = BucketCache(
+            lambda: context.bus.bucket(subjects.POLICY),
+            PolicyRecord,
+            lambda key: self._jobs.wake(key.rpartition(".")[0]),
+        )
         bucket = lambda: context.bus.bucket(subjects.REPLICAS)  # noqa: E731
         self._replicas = BucketCache(bucket, ReplicaReport, lambda _: self._changed.set())
         store = self._progress_store = ProgressStore(context.bus)
@@ -90,9 +94,6 @@ class _Service:
             await end_tasks(tasks)
             await self._jobs.stop_all()
             await end_tasks(list(self._deletions.values()))  # the next orchestrator repeats them
-
-    def _wake_job_of(self, policy_key: str) -> None:
-        self._jobs.wake(policy_key.rpartition(".")[0])
 
     async def _reconcile_for_ever(self) -> None:
         await self._begin()

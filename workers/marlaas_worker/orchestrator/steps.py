@@ -224,7 +224,9 @@ class Assembly:
             The messages to log.
         """
         draft = self.open
-        if draft is None or draft.unfinished or not (self._may_close(draft) or self._is_closing(draft)):
+        # An earlier orchestrator may have closed the step for some agents.
+        is_closing = draft is not None and any(part.closed for part in draft.agents.values())
+        if draft is None or draft.unfinished or not (self._may_close(draft) or is_closing):
             return []
         closed: list[GroupLogEntry] = [
             StepClosed(
@@ -357,10 +359,6 @@ class Assembly:
         timely = sorted(slack for slack in slacks if slack >= 0)
         later = self.rules.groups_per_step
         return all(number <= places + slack * later for number, slack in enumerate(timely, 1))
-
-    def _is_closing(self, draft: StepDraft) -> bool:
-        """Whether an earlier orchestrator has closed the step for some agents."""
-        return any(part.closed for part in draft.agents.values())
 
     def _open(self) -> None:
         if self._next_step >= self.rules.steps:

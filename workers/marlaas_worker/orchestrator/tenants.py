@@ -77,14 +77,11 @@ class TenantAccounts:
         if 0 <= now - self._written_at < TOTALS_S:
             return
         async with self._writes:
-            for account in self._changed(all_progress):
-                await self._write(account.model_copy(update={"at": now}))
+            for name, account in summed(self._known, all_progress).items():
+                is_readable = subjects.tenant_usage_key(name) not in self._unreadable
+                if is_readable and account.total != self._account(name).total:
+                    await self._write(account.model_copy(update={"at": now}))
         self._written_at = now
-
-    def _changed(self, all_progress: Iterable[Progress]) -> list[TenantUsage]:
-        found = summed(self._known, all_progress)
-        readable = (name for name in found if subjects.tenant_usage_key(name) not in self._unreadable)
-        return [found[name] for name in readable if found[name].total != self._account(name).total]
 
     def _account(self, tenant: str) -> TenantUsage:
         return self._known.get(tenant) or TenantUsage(tenant=tenant)

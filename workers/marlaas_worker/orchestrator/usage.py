@@ -84,15 +84,13 @@ class JobUsage:
                 self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
                 self.preempted_tokens.see(replica, report.job_preempted_tokens.get(self.uid, 0))
                 self.preempted_engine_s.see(replica, report.job_preempted_engine_s.get(self.uid, 0.0))
-                self._see_slots(replica, report.agent_slot_s.get(self.uid, {}))
+                slot_s = report.agent_slot_s.get(self.uid, {})
+                for agent in {*self.slot_s, *slot_s}:
+                    self.slot_s.setdefault(agent, RunningTotal()).see(replica, slot_s.get(agent, 0.0))
                 self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
             self._points.popleft()
-
-    def _see_slots(self, replica: str, slot_s: Mapping[str, float]) -> None:
-        for agent in {*self.slot_s, *slot_s}:
-            self.slot_s.setdefault(agent, RunningTotal()).see(replica, slot_s.get(agent, 0.0))
 
     def with_slots(self, usage: Mapping[str, UsageAmounts]) -> dict[str, UsageAmounts]:
         """Return the usage by agent with the seconds of its slots."""
