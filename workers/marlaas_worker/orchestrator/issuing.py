@@ -36,7 +36,7 @@ class IssueHolds:
     preempted_at: float = 0.0
 
     def preempt(self, why: str, now: float) -> bool:
-        """Set `preempted`; empty lets the job go on. Return whether this changes anything."""
+        """Set the reason for which the job is preempted; with an empty one it goes on. Return whether that changes anything."""
         changed = bool(why) != bool(self.preempted)
         if changed:
             self.preempted_at = now

@@ -51,7 +51,7 @@ class JobTasks:
         self.past = PastDraw(step, drawn)
 
     def take(self, number: int) -> list[int]:
-        """Return the next visits to issue, and move the walk."""
+        """Return the indices of the next `number` groups to issue, and advance the position in the training data."""
         indices, self.walk = self._order.take(self.walk, number)
         return indices
 

@@ -76,7 +76,7 @@ class KnownJob:
         return self.crashes > 0 and 0 <= now - self.crashed_at < CRASH_PAUSE_S
 
     def may_restart(self, num_finished: int, now: float) -> bool:
-        """Note a crash of its loop; return whether the job may be restarted. num_finished: its finished steps."""
+        """Count a crash of its loop; return whether the job may be restarted. num_finished: its finished steps."""
         self.crashes = self.crashes + 1 if self.crash_step == num_finished else 1
         self.crash_step, self.crashed_at = num_finished, now
         return self.crashes < MAX_CRASHES
@@ -118,7 +118,7 @@ class Jobs:
         return iter([job.owned for job in self._running.values() if job.owned is not None])
 
     def of(self, document: JobDocument) -> KnownJob:
-        """Return what is kept of a job."""
+        """Return the object of a job; it is made at the first call."""
         return self._jobs.setdefault(document.uid, KnownJob(document.ref))
 
     def wake(self, key: str) -> None:

@@ -77,7 +77,7 @@ class _Round:
         self._kept = {resource: self._free[resource] for resource in guarded}
 
     def make_room(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
-        """Choose the victims for a job and note the exchange; None if it cannot have room.
+        """Choose the victims for a job, and apply the exchange to the shares; None if it cannot have room.
 
         No victims: earlier exchanges have left enough room.
         """

@@ -282,7 +282,7 @@ class Records:
         return turns[::-1]
 
     async def emit(self, reason: str, message: str) -> None:
-        """Publish an event of the job."""
+        """Publish an event of the job. reason: in CamelCase; message: for people."""
         await EventEmitter(self.context, "orchestrator").emit(self.ref, reason, message)
 
     async def purge_tasks(self) -> None:

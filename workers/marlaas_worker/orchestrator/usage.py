@@ -20,7 +20,7 @@ class RunningTotal:
     """Sum of totals that restart from zero when their replica restarts.
 
     Attributes:
-        counted: each replica's total that is part of `total`. replica: `<pool>/<name>`; a name may exist in several pools.
+        counted: by replica (`<pool>/<name>`), the part of its total that `total` contains.
         since_seen: do not count a replica's total at its first report.
     """
 
@@ -29,7 +29,7 @@ class RunningTotal:
     since_seen: bool = False
 
     def see(self, replica: str, value: float) -> None:
-        """Note a replica's total since the replica's start."""
+        """Add what a replica's total has grown by since its last report. value: its total since it started."""
         before = self.counted.get(replica, value if self.since_seen else 0.0)
         self.total += value - before if value >= before else value
         self.counted[replica] = value
@@ -76,7 +76,7 @@ class JobUsage:
         )
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
-        """Update the totals from the current reports."""
+        """Update the totals from the reports of all replicas. now: seconds of any clock, for the rate."""
         for report in reports:
             if report.role == "rollout":
                 replica = f"{report.pool}/{report.replica}"

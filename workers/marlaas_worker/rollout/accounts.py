@@ -31,7 +31,7 @@ class Account:
 
     @property
     def path(self) -> Path:
-        """The account in the queue."""
+        """Names of the account in the fair queue: tenant and job, and the agent if the job has several."""
         return (self.tenant, self.job, self.agent) if self.agent else (self.tenant, self.job)
 
 

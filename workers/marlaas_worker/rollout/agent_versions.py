@@ -123,7 +123,7 @@ class Version:
 
     @property
     def name(self) -> str:
-        """Its name in the engine."""
+        """The name under which the engine has it."""
         return self.adapter.engine_name
 
     @property
@@ -133,7 +133,7 @@ class Version:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything has to be remembered of it."""
+        """Whether it has a slot, waiting requests, a failed load or an unload in progress; otherwise its object is dropped."""
         return not (self.slot is None and self.waiting is None and self.failure is None and self.unload is None)
 
     @property

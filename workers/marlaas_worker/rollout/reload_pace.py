@@ -42,7 +42,7 @@ class ReloadPace:
 
     @property
     def price_s(self) -> float:
-        """Expected time of a re-load."""
+        """Expected seconds of a re-load."""
         return min(self._mean_s, _MAX_PRICE_S)
 
     def left_s(self, now: float, num_expected: int) -> float:
@@ -68,7 +68,7 @@ class ReloadPace:
         return missing_s / MAX_RELOAD_SHARE if missing_s > _ROUNDING_S else 0.0
 
     def expect(self, name: str, now: float) -> None:
-        """Note that a version in use was evicted: it will be loaded again."""
+        """Record that a version in use was evicted: it will be loaded again."""
         self._evicted_at[name] = now
 
     def expected(self, now: float) -> frozenset[str]:
