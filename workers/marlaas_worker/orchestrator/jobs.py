@@ -46,7 +46,6 @@ class KnownJob:
         published: the decision that was published while the job waits, and on which document.
         crashes: unexpected errors of its loop since `crash_step` was its last finished step. crashed_at: unix seconds.
         is_over: its queued tasks are to be purged. last: its last progress, of which an event tells; None: of none.
-        has_ended: it has ended, and was not admitted since.
         turn_bytes: of its recorded turns, the replicas' total at the last purge after its end.
         retention: purges its turns after its end; None once that is done.
     """
@@ -62,7 +61,6 @@ class KnownJob:
     crashed_at: float = 0.0
     is_over: bool = False
     last: Progress | None = None
-    has_ended: bool = False
     turn_bytes: int = 0
     retention: Retention | None = None
 
@@ -140,7 +138,7 @@ class Jobs:
                 job = self._jobs[progress.uid] = KnownJob(progress.ref)
                 # A killed orchestrator may not have purged them.
                 await self._context.bus.purge(subjects.TASKS, subjects.task(job.ref.namespace, job.ref.name))
-                self._mark_ended(job, last_turn)
+                self._mark_turns(job, last_turn)
 
     async def update(self, documents: Mapping[str, JobDocument]) -> None:
         """Pass changed documents to running jobs; stop those that must stop, or whose loop must restart. documents: by uid."""
@@ -163,7 +161,7 @@ class Jobs:
     def start(self, owned: OwnedJob) -> None:
         """Start the loop of a job."""
         job = self.of(owned.document)
-        job.owned, job.is_stopped, job.has_ended = owned, False, False
+        job.owned, job.is_stopped = owned, False
         job.task = asyncio.create_task(owned.run(), name=f"job {job.ref}")
         job.task.add_done_callback(lambda _: self._changed())
         self._running[job.ref.key] = job
@@ -219,8 +217,8 @@ class Jobs:
         recorded = Counter[str]()
         for report in self._reports():
             recorded.update(report.job_turn_bytes)
-        ended = (job for job in self._jobs.values() if job.has_ended and job.document is not None)
-        if moved := [job for job in ended if job.turn_bytes != recorded[job.ref.uid]]:
+        late = (job for job in self._jobs.values() if job.turn_bytes != recorded[job.ref.uid])
+        if moved := [job for job in late if job.document is not None and self._progress_store.has_ended(job.ref)]:
             last_turn = (await self._context.bus.state(subjects.TURNS)).last_sequence
             for job in moved:
                 job.turn_bytes = recorded[job.ref.uid]
@@ -272,11 +270,7 @@ class Jobs:
         await self._progress_store.put(progress)
         failpoint("orchestrator.end.after_progress")
         job.is_over, job.last = True, progress
-        self._mark_ended(job, turns.last_sequence)
-
-    def _mark_ended(self, job: KnownJob, last_turn: int) -> None:
-        job.has_ended = True
-        self._mark_turns(job, last_turn)
+        self._mark_turns(job, turns.last_sequence)
 
     def _mark_turns(self, job: KnownJob, last_turn: int) -> None:
         job.retention = Retention(self._context.bus, job.ref, self._context.now)

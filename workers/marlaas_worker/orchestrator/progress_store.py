@@ -76,6 +76,11 @@ class ProgressStore:
         progress = self.of(ref)
         return progress is not None and progress.admitted and not progress.phase.final
 
+    def has_ended(self, ref: JobRef) -> bool:
+        """Return whether the job has ended, and was not admitted since."""
+        progress = self.of(ref)
+        return progress is not None and progress.phase.final
+
     def earlier(self, ref: JobRef) -> Progress | None:
         """Return the progress of an earlier job of the same name; None if there is none."""
         progress = self._known.get(ref.key)
