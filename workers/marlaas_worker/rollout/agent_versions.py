@@ -293,5 +293,5 @@ class ServedAgent:
             del called_at[next(iter(called_at))]
 
     def may_call(self, version: int, now: float) -> bool:
-        """Return whether a version may be called again."""
+        """Return whether an open step or evaluation may call a past version again."""
         return any(now - called_at.get(version, -math.inf) < CALLED_S for called_at in self.called_at.values())
