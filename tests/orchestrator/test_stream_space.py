@@ -6,21 +6,13 @@ import pytest
 from tests.tables import rows
 
 from marlaas_api.bus import StreamState
-from marlaas_worker.orchestrator.stream_space import (
-    MARGIN,
-    MAX_HELD,
-    WINDOW_S,
-    EpisodeSize,
-    JobSpace,
-    SpaceNeed,
-    StreamSpace,
-    bounds,
-)
+from marlaas_worker.orchestrator import stream_space
+from marlaas_worker.orchestrator.stream_space import WINDOW_S, EpisodeSize, JobSpace, SpaceNeed, StreamSpace
 
 
 @pytest.mark.parametrize(("needs", "expected"), rows(__file__, "stream_space"))
 def test_bounds(needs, expected):
-    assert bounds(100, {name: SpaceNeed(*one) for name, one in needs.items()}) == expected
+    assert stream_space.bounds(100, {name: SpaceNeed(*one) for name, one in needs.items()}) == expected
 
 
 class Job:
@@ -62,7 +54,7 @@ def test_many_jobs_on_a_small_stream_never_overfill_it_and_all_get_through(docum
         rules = [{"groupsPerStep": chance.randint(1, 4), "maxRefill": chance.randint(0, 3)} for _ in range(8)]
         jobs = [Job(stream, str(number), document(steps=3, **one), chance) for number, one in enumerate(rules)]
         most = max(one.rules.groups_per_step * (1 + one.rules.max_refill) * one.group + one.evaluation for one in jobs)
-        stream.state = StreamState(0, 0, int(chance.uniform(1, 3) * most / MAX_HELD) + 1)
+        stream.state = StreamState(0, 0, int(chance.uniform(1, 3) * most / stream_space.MAX_HELD) + 1)
         for _ in range(20_000):
             going = [one for one in jobs if one.left]
             if not going:
@@ -97,9 +89,9 @@ def test_the_size_of_an_episode_is_the_most_of_the_last_measurements():
     size.see(WINDOW_S / 2, 9000.0, 20)
     assert size.known == 0, "the window is not over"
     size.see(WINDOW_S, 21_000.0, 30)
-    assert size.known == MARGIN * 1000
+    assert size.known == stream_space.MARGIN * 1000
     size.see(2 * WINDOW_S, 31_000.0, 130)
-    assert size.known == MARGIN * 1000, "100 bytes an episode are less"
+    assert size.known == stream_space.MARGIN * 1000, "100 bytes an episode are less"
     for number in range(3, 7):
         size.see(number * WINDOW_S, 31_000.0 + (number - 2) * 10_000, 130 + (number - 2) * 50)
-    assert size.known == MARGIN * 200
+    assert size.known == stream_space.MARGIN * 200

@@ -5,7 +5,7 @@ the original run reach the same state. `owned_job` performs the decisions, and p
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import (
@@ -241,7 +241,7 @@ class JobState:
 
         Raises EpisodesTooLarge.
         """
-        if not self.is_open(episode):
+        if not self.is_open(episode.group):
             return
         self.faults.add(episode)
         kept = slim(episode)
@@ -277,24 +277,13 @@ class JobState:
             members |= {(eval_group(ref, index, run.version), member) for index, member in run.missing()}
         return members
 
-    def is_open(self, episode: Episode) -> bool:
-        """Return whether an episode belongs to the evaluation in progress, or to a group that is issued and not recorded."""
-        if episode.split is Split.EVAL:
-            run = self.evaluation
-            return run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version)
-        index = group_index(episode.group)
-        is_ours = episode.group == train_group(self.document.ref, index)
-        return is_ours and index in self.groups.indices
+    def is_open(self, group: str) -> bool:
+        """Return whether a group is issued and its step not on record, or whether it is of the evaluation in progress."""
+        return self._has(self.groups.indices, group)
 
     def is_undecided(self, group: str) -> bool:
         """Return whether a group is in flight, or of the evaluation in progress."""
-        if (index := eval_index(group)) is None:
-            index = group_index(group)
-            return index in self.groups.in_flight and group == train_group(self.document.ref, index)
-        run = self.evaluation
-        if run is None or group != eval_group(self.document.ref, index, run.version):
-            return False
-        return index < run.settings.num_tasks
+        return self._has(self.groups.in_flight, group)
 
     def resolve(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
@@ -359,6 +348,16 @@ class JobState:
         for draft in self.assembly.drafts:
             totals.update(draft.faults())
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
+
+    def _has(self, indices: Collection[int], group: str) -> bool:
+        """Return whether a group is the training group of one of the indices, or of the evaluation in progress."""
+        if (index := eval_index(group)) is None:
+            index = group_index(group)
+            return index in indices and group == train_group(self.document.ref, index)
+        run = self.evaluation
+        if run is None or index >= run.settings.num_tasks:
+            return False
+        return group == eval_group(self.document.ref, index, run.version)
 
     def _recorded_version(self, agent: str) -> int:
         """Return the agent's version after the recorded steps; its trainer may have committed later ones."""

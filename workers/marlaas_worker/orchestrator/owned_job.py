@@ -191,7 +191,7 @@ class OwnedJob:
                 await self._records.emit("EnvironmentLoaded", visible(note))
 
     def _retain(self, state: JobState, sequence: int, episode: Episode) -> None:
-        self._retention.add_episode(sequence, episode.group if state.is_open(episode) else None)
+        self._retention.add_episode(sequence, episode.group if state.is_open(episode.group) else None)
 
     async def _advance(self, state: JobState) -> None:
         for agent in state.policies:
@@ -277,12 +277,9 @@ class OwnedJob:
 
     async def _mark(self, state: JobState) -> None:
         """Mark the episodes and turns that no recovery needs any more, for a later purge."""
-        open_groups = {state.tasks.train(index).group for index in state.groups.indices}
-        evaluated = () if state.evaluation is None else (f"v{state.evaluation.version}",)
-        open_groups |= {group for group in self._retention.groups() if group.endswith(evaluated)}
-        self._records.drop_pins(open_groups)
+        self._records.drop_pins(state.is_open)
         turns = await self._stream.refresh(self._context.bus, max_age_s=0.0)
-        self._retention.mark_step(open_groups, state.turns_from(turns.last_sequence))
+        self._retention.mark_step(state.is_open, state.turns_from(turns.last_sequence))
 
     async def _issue(self, state: JobState) -> None:
         want = self._want(state)

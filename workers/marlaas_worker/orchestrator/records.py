@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeGuard
@@ -248,9 +248,9 @@ class Records:
             self._pins[agent, group] = decode_as(Pin, entry.data, f"the Pin of key {entry.key}").version
         return self._pins[agent, group]
 
-    def drop_pins(self, open_groups: Container[str]) -> None:
-        """Drop the pins of all other groups from memory."""
-        self._pins = {key: version for key, version in self._pins.items() if key[1] in open_groups}
+    def drop_pins(self, is_open: Callable[[str], bool]) -> None:
+        """Drop the pins of groups that are not open from memory."""
+        self._pins = {key: version for key, version in self._pins.items() if is_open(key[1])}
 
     async def restore_pin(self, pinned_as: str, group: str, played: Iterable[tuple[str, Episode]]) -> None:
         """Recreate a group's pin if it has expired, from the oldest version in its turns.
