@@ -90,7 +90,7 @@ class Blobs(Protocol):
         ...
 
     async def get(self, ref: BlobRef) -> bytes:
-        """Read and verify. Raises BlobMissing, BlobCorrupt, BlobUnavailable."""
+        """Return the bytes of a blob, verified by its sha256. Raises BlobMissing, BlobCorrupt, BlobUnavailable."""
         ...
 
     async def fetch(self, ref: BlobRef, target: Path) -> None:

@@ -83,7 +83,7 @@ class FencedKey(_Fence):
         return None if entry is None else entry.data
 
     async def write(self, data: bytes) -> None:
-        """Set the value."""
+        """Set the value. Raises Overtaken, and errors of the bus."""
         await self._write(data)
 
     async def delete(self) -> None:
@@ -116,13 +116,13 @@ class FencedKeys:
         return entries
 
     async def write(self, key: str, data: bytes) -> None:
-        """Set the value of a key. Raises as FencedKey."""
+        """Set the value of a key. Raises Overtaken, and errors of the bus."""
         if key not in self._keys:
             self._keys.setdefault(key, FencedKey(await self._open(), key))
         await self._keys[key].write(data)
 
     async def delete(self, key: str) -> None:
-        """Delete a key. Raises as FencedKey."""
+        """Delete a key. Raises Overtaken, and errors of the bus."""
         if key in self._keys:
             await self._keys[key].delete()
             del self._keys[key]

@@ -265,7 +265,7 @@ def after_bus_change(cache: ObjectCache, key: str) -> Iterator[Request]:
 
 
 def counters(cache: ObjectCache, before: Body | None, after: Body | None) -> Iterator[Request]:
-    """Yield the pools and the Tenants that count a job."""
+    """Yield reconciles, with their delays, of the pools and Tenants whose numbers of jobs a change of a job affects. before, after: its bodies; None: absent."""
     for body in (before, after):
         if body is not None:
             yield from ((Target(MODELPOOLS, "", pool), COUNT_AFTER_S) for pool in pools_of(body))

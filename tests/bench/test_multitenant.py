@@ -64,7 +64,7 @@ def rollout_log(*, num_reloads: int) -> str:
     """Return the log of a role that was started once. vLLM preempted one of 500 requests. Each load took 0.25 s; three were first loads."""
     pace = ReloadPace()
     for number in range(3 + num_reloads):
-        pace.note("a", 0.25, 0.0, is_reload=number >= 3)
+        pace.add_load("a", 0.25, 0.0, is_reload=number >= 3)
     counts = EngineCounts(steps=40, requests=500, preemptions=1, queued_steps=2)
     return f"=== start rollout-0 (tiny) at\nat INFO marlaas_worker: {counts}\nat INFO marlaas_worker: {pace}\nat: drained\n"
 

@@ -22,7 +22,7 @@ from marlaas_api.messages import JobEvent, Pin, Progress, ReplicaReport, TenantU
 from marlaas_api.messages.usage import total
 from marlaas_api.names import train_group
 from marlaas_api.reasons import Reason
-from marlaas_worker.orchestrator import preemption, tenant_accounts
+from marlaas_worker.orchestrator import preemption, tenants
 from marlaas_worker.trainer.commit import PolicyKey
 
 KILLS = dict(rows(__file__, "kills"))
@@ -174,7 +174,7 @@ async def crowd(model, folder):
     made, draw = Crowd(), random.Random(3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "MIN_RUN_S", 0.0)
-        patch.setattr(tenant_accounts, "WRITE_S", 0.2)
+        patch.setattr(tenants, "TOTALS_S", 0.2)
         async with Loop({"tiny": model}, folder, slots=SLOTS, agentsPerSlot=1) as loop:
             going = {asyncio.create_task(_join(loop, made, number)) for number in range(EARLY)}
             for number in range(EARLY):

@@ -29,9 +29,9 @@ from marlaas_api.wire import decode, decode_as, encode
 from marlaas_worker.orchestrator import service
 from tests import virtual_time
 
-ADMITTED = "orchestrator.admit.after_level"
+ADMITTED = "orchestrator.admit.after_progress"
 """Passed once in a job's life; the other seams again and again."""
-_SEAMS = "issue.after_ledger issue.after_task assign.after_log record.after_step forget.after_groups forget.after_turns"
+_SEAMS = "issue.after_ledger issue.after_task assign.after_log record.after_step purge.after_groups purge.after_turns"
 SEAMS = (ADMITTED, *(f"orchestrator.{seam}" for seam in _SEAMS.split()))
 TRAIN_S = 0.2
 """Virtual seconds of an optimizer step: while something is always ready, virtual time stands still, and no timer fires."""

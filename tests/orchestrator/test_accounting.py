@@ -15,8 +15,7 @@ from marlaas_api import messages
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, episode_id, train_group
 from marlaas_worker.orchestrator import step_records
-from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.recorded_totals import History
+from marlaas_worker.orchestrator.job_state import JobHistory, JobState
 from marlaas_worker.orchestrator.step_records import step_record
 
 GROUP_SIZE = 2
@@ -53,7 +52,7 @@ class AccountingHarness:
 
     def take_up(self) -> None:
         log = tuple(message for name in self.names for message in self.logs[name])
-        history = History(tuple(self.records), (), log, self.ledger, dict(self.policies))
+        history = JobHistory(tuple(self.records), (), log, self.ledger, dict(self.policies))
         self.state, self.mark = JobState(self.document, history), 1
         for episode in self.episodes:
             self.state.add_episode(episode)

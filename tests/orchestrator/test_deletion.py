@@ -21,7 +21,7 @@ LEVEL = {"reason": "Training", "steps": 9, "started_at": 1.0}
 PAST = {"name": "opponent", "policy": {"of": "policy", "versions": "past"}}
 TEAM = ({"name": "policy"}, {"name": "critic", "poolRef": {"name": "big"}}, PAST)
 """Agents on two pools, one of which plays past versions of another."""
-SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_level")
+SEAMS = ("after_messages", "after_blobs", "after_policy", "after_rounds", "after_usage", "after_progress")
 
 PUBLISHED = ("manifest", "adapter_model.safetensors", "adapter_config.json")
 
@@ -233,7 +233,7 @@ async def test_a_new_job_of_the_name_begins_only_when_nothing_of_the_old_one_is_
 async def test_a_document_that_took_the_place_of_the_deleted_one_stays(harness, document):
     await fill(harness, doomed())
     new = document(suspend=True).model_copy(update={"uid": "uid-new"})
-    once("orchestrator.delete.after_level", lambda: harness.submit(new))
+    once("orchestrator.delete.after_progress", lambda: harness.submit(new))
     async with harness.orchestrating():
         await harness.progress(new, lambda progress: True)
     assert await document_of(harness, new) == new

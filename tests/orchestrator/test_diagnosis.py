@@ -9,8 +9,7 @@ from marlaas_api.messages.job_spec import EvaluationSettings
 from marlaas_api.names import Split
 from marlaas_worker.orchestrator.diagnosis import warnings
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
-from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.recorded_totals import History
+from marlaas_worker.orchestrator.job_state import JobHistory, JobState
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
 
 
@@ -26,7 +25,7 @@ def test_a_figure_out_of_its_bounds_is_told(document, step, reasons):
 
 def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_counted(document):
     job = document(steps=2, groupsPerStep=2)
-    state = JobState(job, History(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
+    state = JobState(job, JobHistory(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
     state.assembly.begin(state.versions)
     for index in state.take_indices(2, 0):
         for member in range(job.spec.rollout.group_size):
@@ -50,7 +49,7 @@ def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_coun
     assert (evaluated.num_prompts, evaluated.num_overlapping) == (3, 1)
     assert evaluated_text(evaluated) == "version 0: mean reward 1.000 over 4 episodes of 3 distinct tasks"
     assert "1 of 3 held-out tasks" in warnings(job, record, evaluated)["EvaluationOverlap"]
-    again = JobState(job, History(steps=(record,), policies=state.policies))
+    again = JobState(job, JobHistory(steps=(record,), policies=state.policies))
     assert again.trained_prompts == {"0", "1"}
     unknown = EvalRecord(**identity(job), step=0, version=0, at=1.0, reward_mean=0.5, num_episodes=2)
     assert warnings(job, None, unknown) == {}

@@ -13,8 +13,7 @@ from marlaas_api.wire import encode
 from marlaas_worker.orchestrator import open_groups
 from marlaas_worker.orchestrator.episodes import EpisodeInvalid, EpisodesTooLarge, read_episode
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
-from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.recorded_totals import History
+from marlaas_worker.orchestrator.job_state import JobHistory, JobState
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
 
 HELD_OUT = {"split": Split.EVAL, "index": 1, "group": "uid-sums-e1v1", "episode": "uid-sums-e1v1-0-1", "member": 0}
@@ -74,7 +73,7 @@ def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on
     monkeypatch.setattr(open_groups, "MAX_KEPT_BYTES", 1 << 20)
     job = document(groupsPerStep=1, maxStaleness=1)
     job = changed(job, rollout=job.spec.rollout.model_copy(update={"group_size": 67}))
-    state = JobState(job, History(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
+    state = JobState(job, JobHistory(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
     state.take_indices(3, 0)
     large = an_episode(job, rewards={"policy": 0.5}, leaves={"policy": tuple(range(390))})
 

@@ -10,8 +10,7 @@ from marlaas_api.messages.job_spec import EvaluationSettings, SuiteSettings
 from marlaas_api.names import Split
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
-from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.recorded_totals import History
+from marlaas_worker.orchestrator.job_state import JobHistory, JobState
 from marlaas_worker.orchestrator.reports import ending, progress
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
@@ -40,7 +39,7 @@ def test_no_evaluation_is_skipped_if_steps_pass_before_it_is_asked_for(document,
     steps = tuple(a_step(job, at, version=one.version, agents={"policy": one}) for at, one in enumerate(own))
     made: list[messages.EvalRecord] = []
     while True:
-        known = History(steps=steps, evaluations=tuple(made), policies=policies(job, policy=3))
+        known = JobHistory(steps=steps, evaluations=tuple(made), policies=policies(job, policy=3))
         if (run := JobState(job, known).due_evaluation()) is None:
             break
         made.append(eval_record(job, run, EvaluationEnd(1.0, (), {})))
@@ -65,7 +64,7 @@ def test_an_environment_that_does_not_fit_the_job_fails_it_at_once_unless_it_has
     job = document()
     misfit = {"fault": messages.FaultClass.ENV, "fault_text": "lacks \x1b[2Jcritic", "is_permanent": True}
     misfits = [an_episode(job, index, 0, **misfit) for index in (1, 2)]
-    known = JobState(job, History(evaluations=(first_evaluation(job),))).faults
+    known = JobState(job, JobHistory(evaluations=(first_evaluation(job),))).faults
     fresh, running = FaultWatch(window=8, max_share=1.0, at_least=8), FaultWatch(window=2, max_share=0.5, at_least=2)
     running.add(play(job, 0, (1.0,))[0])
     for watch, permanent in ((fresh, r"lacks \x1b[2Jcritic"), (known, ""), (running, "")):
@@ -124,9 +123,9 @@ def test_a_suite_of_several_samples_has_the_unbiased_pass_at_k_and_the_reward_of
 
 def test_a_job_of_no_steps_ends_once_version_zero_is_evaluated(document):
     job = document(steps=0)
-    state = JobState(job, History(policies=policies(job, policy=-1)))
+    state = JobState(job, JobHistory(policies=policies(job, policy=-1)))
     assert (ending(state, None, 0.0), state.due_evaluation()) == (None, None)
-    state = JobState(job, History(policies=policies(job, policy=0)))
+    state = JobState(job, JobHistory(policies=policies(job, policy=0)))
     assert ending(state, None, 0.0) is None
     state.record_evaluation(eval_record(job, state.due_evaluation(), EvaluationEnd(1.0, (), {})))
     assert ending(state, None, 0.0)[0] is messages.Phase.SUCCEEDED
@@ -139,7 +138,7 @@ def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_coun
     both = {"rewards": {"x": 0.5, "o": 1.0}, "leaves": {"x": (0,), "o": (1,)}}
     of_both = [an_episode(job, 1, member, **both) for member in range(2)]
     ledger = messages.IssueLedger(**identity(job), next_index=2, open=(0, 1))
-    state = JobState(job, History(ledger=ledger, policies=policies(job, **versions)))
+    state = JobState(job, JobHistory(ledger=ledger, policies=policies(job, **versions)))
     for episode in (*of_x, *of_both):
         state.add_episode(episode)
     for index in range(2):
@@ -167,7 +166,7 @@ def test_the_agents_of_a_team_are_promoted_together_by_the_best_mean_of_the_team
         found = {"step": version, "version": version, "reward_mean": mean, "rewards": own}
         evaluations.append(first_evaluation(job).model_copy(update=found | {"versions": evaluated_at[version]}))
     policies = {name: messages.PolicyRecord(uid=job.uid, version=version) for name, version in evaluated_at[5].items()}
-    state = JobState(job, History(evaluations=tuple(evaluations), policies=policies))
+    state = JobState(job, JobHistory(evaluations=tuple(evaluations), policies=policies))
     ended = (messages.Phase.SUCCEEDED, "Finished", "")
     found = progress(state, JobUsage(job.uid), AdmittedTime(0.0, 0.0, 0.0), ended, 1.0)
     assert found.promoted == promoted

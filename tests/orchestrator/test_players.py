@@ -11,8 +11,7 @@ from marlaas_api.messages import Choice, GroupOutcome, IssueLedger, PolicyRecord
 from marlaas_api.messages.agent_settings import AgentSettings, PolicySettings, RewardShare
 from marlaas_api.messages.training_settings import CreditSettings
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup, Experience, difficulty
-from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.recorded_totals import History
+from marlaas_worker.orchestrator.job_state import JobHistory, JobState
 
 SOLVER, CRITIC = AgentSettings(name="solver"), AgentSettings(name="critic")
 SECOND = AgentSettings(name="second", policy=PolicySettings(of="solver"))
@@ -151,7 +150,7 @@ def state(newest: int, seed: int = 0, window: int = 3, ledger: IssueLedger | Non
     past = PAST.model_copy(update={"policy": PolicySettings(of="solver", versions="past", window=window)})
     job = changed(a_job(agents=[{"name": "solver"}], maxStaleness=1), agents=(SOLVER, past))
     policies = {"solver": PolicyRecord(uid=job.uid, version=newest, step=newest - 1)}
-    made = JobState(job.model_copy(update={"seed": seed}), History(policies=policies, ledger=ledger))
+    made = JobState(job.model_copy(update={"seed": seed}), JobHistory(policies=policies, ledger=ledger))
     made.assembly.begin(made.versions)
     return made
 

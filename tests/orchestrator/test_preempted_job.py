@@ -14,7 +14,7 @@ from tests.orchestrator.test_admission import moved
 from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, Meter, Phase, Progress, StepRecord, TaskMessage, UsageAmounts
 from marlaas_api.wire import decode_as
-from marlaas_worker.orchestrator import giving_way, preemption
+from marlaas_worker.orchestrator import issuing, preemption
 from marlaas_worker.orchestrator.job_tasks import JobTasks
 
 
@@ -129,7 +129,7 @@ async def issued_again(harness: OrchestratorHarness) -> None:
 
 async def test_what_was_cut_is_played_after_the_next_admission_and_is_free(harness, document, tmp_path, monkeypatch):
     """The orchestrator is killed before it removes the tasks of the preempted job."""
-    monkeypatch.setattr(giving_way, "DRAIN_S", 0.0)
+    monkeypatch.setattr(issuing, "DRAIN_S", 0.0)
     kill_at("orchestrator.preempt.after_progress")
     job, other = document(steps=3), heavy(document())
     alone, usage = await undisturbed(tmp_path, job)

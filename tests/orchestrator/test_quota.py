@@ -8,7 +8,6 @@ from marlaas_api import subjects
 from marlaas_api.messages import JobDocument, PastUses, Phase, Progress, TenantQuota
 from marlaas_worker.orchestrator import quota
 from marlaas_worker.orchestrator.admission import AdmissionQueue
-from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.quota import Pacing, QuotaMessages, Quotas
 from marlaas_worker.orchestrator.tenants import TenantUse
 
@@ -116,7 +115,7 @@ async def test_past_use_is_written_and_read_by_the_next_orchestrator(harness, do
         record = await harness.wait_for(PastUses, subjects.TENANTS, subjects.PAST_USE, lambda found: found.use)
     assert record.use["team-a"] >= 60.0, "its entry, at least"
     queue = AdmissionQueue()
-    use = TenantUse(harness.bus, queue, ProgressStore(harness.bus))
+    use = TenantUse(harness.bus, queue)
     await use.load()
     assert queue.past.of("team-a") >= record.use["team-a"]
     assert queue.past.at is not None

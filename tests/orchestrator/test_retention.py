@@ -48,8 +48,8 @@ class Streams:
         """A group of two is played and on record; nothing else is open."""
         for _ in range(2):
             turn = await self.record(number * 10 + _)
-            self.retention.note(await self.bus.publish(EPISODES, b"x"), f"u1-t{number}")
-        self.retention.recorded((), turn + 1)
+            self.retention.add_episode(await self.bus.publish(EPISODES, b"x"), f"u1-t{number}")
+        self.retention.mark_step(lambda group: False, turn + 1)
         await self.retention.purge(at_once=False)
 
     async def left(self) -> tuple[int, int]:
@@ -125,11 +125,11 @@ async def test_a_turn_recorded_after_its_jobs_end_goes_when_a_replica_reports_it
     await streams.end()
     job = document().model_copy(update={"uid": REF.uid})
     for number, (documents, left) in enumerate([({REF.uid: job}, 0), ({}, 1)], 1):
-        await streams.jobs.see(documents)
+        await streams.jobs.update(documents)
         await streams.record(number)
         reported = {"job_turn_bytes": {REF.uid: number}}
         streams.reports = [ReplicaReport(role="rollout", pool="tiny", replica="rollout-0", **reported)]
-        await streams.jobs.note_late_turns()
+        await streams.jobs.purge_late_turns()
         await streams.jobs.purge_once()
         assert await streams.left() == (left, 0)
 

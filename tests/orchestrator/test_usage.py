@@ -13,7 +13,7 @@ from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator import metering as metering_module
 from marlaas_worker.orchestrator.experience import CompleteGroup, Experience
 from marlaas_worker.orchestrator.metering import Metering
-from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts, summed
+from marlaas_worker.orchestrator.tenants import TenantAccounts, summed
 from marlaas_worker.orchestrator.usage import JobUsage
 
 POLICY = (AgentSettings(name="policy"),)
@@ -110,8 +110,8 @@ def complete(*episodes: Episode, size: int = 2) -> CompleteGroup:
 
 async def used_of(harness, document, players, group: CompleteGroup) -> dict[str, UsageAmounts]:
     context = await harness.context("orchestrator")
-    (amounts,) = (await Metering(context.bus, context.blobs, document.ref, players).of_groups([group])).values()
-    return dict(amounts)
+    metering = Metering(context.bus, context.blobs, document.ref, players, lambda name: name == group.name)
+    return await metering.of_group(group)
 
 
 @pytest.mark.parametrize(("players", "speakers", "expected"), rows(__file__, "usage"))
@@ -123,10 +123,8 @@ async def test_usage_is_counted_for_the_policy_that_was_played(harness, document
     assert found == expected
 
 
-@pytest.mark.parametrize("most_plays", [metering_module.MAX_PLAYS, 0])
-async def test_of_the_plays_before_a_preemption_the_last_was_cut(harness, document, record, monkeypatch, most_plays):
+async def test_of_the_plays_before_a_preemption_the_last_was_cut(harness, document, record):
     """A preemption is one that the rollout role has recorded, whatever the names of attempts say."""
-    monkeypatch.setattr(metering_module, "MAX_PLAYS", most_plays)
     await record(0, 0, 1, attempt=1)
     await record(0, 0, 10, 20, attempt=2)
     await record(0, 0, 100, attempt=PREEMPTION_STRIDE + 1, num_preemptions=1)
@@ -143,6 +141,14 @@ async def test_of_the_plays_before_a_preemption_the_last_was_cut(harness, docume
     assert (amounts.repeated_tokens, amounts.charged_tokens) == (0, 24 + 11_001)
     assert (amounts.engine_s, amounts.preempted_engine_s) == (10 * 0.25, 4 * 0.25)
     assert (amounts.prompt_tokens, amounts.cached_tokens) == (6 * 20, 6 * 16), "without plays that were cut"
+
+
+async def test_attempts_that_a_sandbox_invents_are_not_kept(harness, document, record, monkeypatch):
+    monkeypatch.setattr(metering_module, "MAX_PLAYS", 2)
+    await record(1, 0, 1000)  # of a group that is decided
+    played = [await record(0, 0, 10**number, attempt=1 + number) for number in range(3)]
+    amounts = (await used_of(harness, document(), POLICY, complete(played[2], await record(0, 1, 7))))["policy"]
+    assert (amounts.generated_tokens, amounts.failed_tokens, amounts.open_tokens) == (1 + 10 + 7, 1 + 10, 7)
 
 
 def a_level(job: str, trained: int, tenant: str = "acme", **fields: object) -> Progress:

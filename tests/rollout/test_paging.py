@@ -18,7 +18,7 @@ SUCCESSOR, PREFETCH = PageDemand("s", Urgency.SUCCESSOR), PageDemand("p", Urgenc
 def pace_of(load_s=0.02):
     """The pace of an engine whose loads take so long, with time saved up for one re-load."""
     pace = ReloadPace()
-    pace.note("first", load_s, LONG_AGO, is_reload=False)
+    pace.add_load("first", load_s, LONG_AGO, is_reload=False)
     return pace
 
 
@@ -184,14 +184,14 @@ def test_a_version_that_yields_is_evicted_first_and_its_reload_is_expected():
 
 def test_the_reload_of_a_version_that_was_in_use_is_not_delayed():
     pace, busy = pace_of(), [in_use("a")]
-    pace.room_s(NOW, 0)
+    pace.left_s(NOW, 0)
     for name in "vwx":
         pace.expect(name, NOW)
     demands = [waiting(name, True) for name in "vwx"]
     assert plan(4, busy, *demands, pace=pace).load == ("v", "w", "x")
     assert plan(9, busy, *demands, pace=pace, now=NOW + EXPECTED_S + 0.1).load == ("v", "w", "x")
     for name in "vwx":
-        pace.note(name, 0.02, NOW + 31, is_reload=True)
+        pace.add_load(name, 0.02, NOW + 31, is_reload=True)
         assert name not in pace.expected(NOW + 31)
 
 
@@ -203,7 +203,7 @@ def test_few_unexpected_reloads_begin_before_there_is_time_and_prefetches_only_i
     found = plan(9, busy, *demands, waiting("new"), pace=pace)
     assert found.load == ("u", "v", "w", "x", "new"), f"one for which there is time, and {MAX_CREDIT}"
     for name in "uvwx":
-        pace.note(name, 0.02, NOW, is_reload=True)
+        pace.add_load(name, 0.02, NOW, is_reload=True)
     found = plan(9, busy, *demands[4:], pace=pace)
     assert (found.load, found.yielding) == ((), set())
     assert found.review_s == pytest.approx(1.0)
@@ -215,9 +215,9 @@ def test_few_unexpected_reloads_begin_before_there_is_time_and_prefetches_only_i
 def test_while_reloads_exceed_their_share_versions_that_are_idle_for_seconds_keep_their_slots():
     def evicted(one, owes):
         pace = pace_of()
-        pace.room_s(NOW, 0)
+        pace.left_s(NOW, 0)
         for name in "vw" if owes else "":
-            pace.note(name, 0.02, NOW, is_reload=True)
+            pace.add_load(name, 0.02, NOW, is_reload=True)
         found = plan(2, [in_use("a"), one], waiting("x"), pace=pace)
         assert found.evict or found.review_s <= 10.0
         return found.evict == (one.name,)
@@ -236,12 +236,12 @@ def test_after_any_number_of_reloads_and_a_slow_one_there_is_time_again_within_a
         now += 0.05
         demands = [waiting(f"{number}-{index}", True) for index in range(4)]
         for name in plan(9, [in_use("a")], *demands, pace=pace, now=now).load:
-            pace.note(name, 0.06, now, is_reload=True)
-    assert pace.room_s(now, 0) >= -MAX_CREDIT * 0.06
+            pace.add_load(name, 0.06, now, is_reload=True)
+    assert pace.left_s(now, 0) >= -MAX_CREDIT * 0.06
     later = now + (MAX_CREDIT + 1) * 3.0 + 0.1
     assert plan(1, [in_use("a")], waiting("w"), pace=pace, now=later).yielding == {"a"}
     slow = pace_of()
-    slow.room_s(NOW, 0)
-    slow.note("w", 60.0, NOW, is_reload=True)
+    slow.left_s(NOW, 0)
+    slow.add_load("w", 60.0, NOW, is_reload=True)
     assert (slow.num_loads, slow.num_reloads, slow.reload_s) == (2, 1, 60.0)
-    assert slow.room_s(NOW + 2 * MAX_QUANTUM_S, 0) >= slow.price_s
+    assert slow.left_s(NOW + 2 * MAX_QUANTUM_S, 0) >= slow.price_s

@@ -138,5 +138,5 @@ def joined(logprobs: Sequence[bytes]) -> npt.NDArray[np.float32]:
 
 
 def mean_gap(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
-    """Return the mean absolute difference."""
+    """Return the mean absolute difference of two sequences of logprobs [T], in nats."""
     return float(np.abs(one - other).mean())

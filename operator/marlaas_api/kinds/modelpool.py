@@ -262,7 +262,7 @@ class ModelPoolSpec(Spec):
 
     @property
     def places(self) -> int:
-        """Number of agents that the pool admits."""
+        """Number of agents that the pool admits at a time."""
         return self.adapter_slots * self.rollout.replicas * self.rollout.agents_per_slot
 
 

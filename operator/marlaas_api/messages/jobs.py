@@ -137,7 +137,7 @@ class JobAgent:
 
     @property
     def groups(self) -> str:
-        """Subject of its groups."""
+        """Subject of the decisions on its groups, in the stream GROUPS."""
         return subjects.group(self.ref.namespace, self.ref.name, self.agent.name)
 
     def adapter(self, version: int) -> AdapterRef:

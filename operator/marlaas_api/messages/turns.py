@@ -31,7 +31,7 @@ class ChatMessage(BusMessage):
 
 
 class ReplyPartsMessage(BusMessage):
-    """A reply as its model family reads it. content: without reasoning and calls. raw: with every special token written out, without the end token."""
+    """A reply, parsed by the format of its model family. content: without reasoning and calls. raw: with every special token written out, without the end token."""
 
     reasoning: str = ""
     content: str

@@ -93,7 +93,7 @@ class UsageAmounts(BusMessage):
         mine, others = self.__dict__, other.__dict__
         return UsageAmounts.model_construct(**{name: number + others[name] for name, number in mine.items()})
 
-    def settled(self, use: TokenUse) -> "UsageAmounts":
+    def counted_as(self, use: TokenUse) -> "UsageAmounts":
         """Return the amounts with the open tokens counted by their use."""
         moved = {use.value: getattr(self, use.value) + self.open_tokens}
         return self.model_copy(update={"open_tokens": 0, **moved})
@@ -111,7 +111,7 @@ class UsageAmounts(BusMessage):
 
     def closed(self) -> "UsageAmounts":
         """Return the amounts of a job that is removed: nothing of it is open or stored any more."""
-        return self.settled(TokenUse.UNRECORDED).model_copy(update={"stored_bytes": 0})
+        return self.counted_as(TokenUse.UNRECORDED).model_copy(update={"stored_bytes": 0})
 
 
 def total(amounts: Iterable[UsageAmounts]) -> UsageAmounts:

@@ -21,7 +21,7 @@ def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
 
 
 def merged(before: Any, patch: Any) -> Any:
-    """Return the value after a patch."""
+    """Return a value after a JSON merge patch (RFC 7396), in which None removes a field."""
     if not isinstance(patch, Mapping):
         return patch
     result = dict(before) if isinstance(before, Mapping) else {}
@@ -54,7 +54,7 @@ def leaves(value: Any) -> Leaves:
 
 
 def rebuilt(parts: Leaves) -> dict[str, Any]:
-    """Build the body with these leaves."""
+    """Build the body that has these leaves, the inverse of `leaves`."""
     root: dict[Step, Any] = {}
     for path, leaf in parts.items():
         place = root

@@ -14,7 +14,7 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind. api_version: `apps/v1`, or `v1` for the core group."""
+    """A kind of Kubernetes objects, as its API names it. api_version: `apps/v1`, or `v1` for the core group."""
 
     api_version: str
     kind: str

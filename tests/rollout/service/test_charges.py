@@ -78,9 +78,9 @@ async def test_use_on_another_replica_is_charged_here(harness, shut_engine, role
 
 async def test_the_engine_gets_a_full_share_when_its_agents_outnumber_its_slots(harness, monkeypatch):
     shares: list[int] = []
-    elsewhere: list[AdapterRef] = []
+    on_others: list[AdapterRef] = []
     monkeypatch.setattr(service, "set_share", lambda pid, niceness: shares.append(niceness))
-    monkeypatch.setattr(Reception, "elsewhere", lambda self: frozenset(elsewhere))
+    monkeypatch.setattr(Reception, "placed_on_others", lambda self: frozenset(on_others))
     await harness.serving()
     assert shares == []
     harness.shares_cpu = True
@@ -90,9 +90,9 @@ async def test_the_engine_gets_a_full_share_when_its_agents_outnumber_its_slots(
     await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
     last = await harness.job("one-more")
     await harness.until(lambda: shares[-1:] == [FULL_SHARE])
-    elsewhere.append(last.adapter(0))
+    on_others.append(last.adapter(0))
     await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
-    elsewhere.clear()
+    on_others.clear()
     await harness.until(lambda: shares[-1:] == [FULL_SHARE])
     await harness.admit(last, admitted=False)
     await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])

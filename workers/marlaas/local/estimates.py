@@ -56,7 +56,7 @@ class Work(BaseModel):
     trainer_s: float = 0.0
 
     def times(self, factor: float) -> "Work":
-        """Return the work of that many."""
+        """Return the work multiplied by a factor, such as the number of episodes."""
         return Work(
             tokens=factor * self.tokens,
             seconds=factor * self.seconds,

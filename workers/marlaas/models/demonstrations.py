@@ -42,7 +42,7 @@ NO_MISTAKES = Mistakes(0, 0, 0, 0)
 
 
 def reverse_demonstration(seed: int, mistakes: Mistakes) -> list[TemplateMessage]:
-    """Return one conversation about the training task of this seed."""
+    """Return one conversation about the training task of this seed. mistakes: probabilities of the assistant's mistakes."""
     rng, task = random.Random(f"reverse {seed}"), reverse_task(Split.TRAIN, seed)
     return [TemplateMessage("user", task.prompt), TemplateMessage("assistant", _reversal(task, rng, mistakes))]
 

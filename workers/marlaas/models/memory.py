@@ -91,7 +91,7 @@ class CacheRoom:
 
 
 def number_bytes(spec: Spec, *, on_gpu: bool) -> int:
-    """Return the bytes of a number of the base model."""
+    """Return the bytes of one weight of the base model in memory."""
     return _NUMBER_BYTES["bfloat16" if spec.rollout.dtype == "auto" and on_gpu else spec.rollout.dtype]
 
 

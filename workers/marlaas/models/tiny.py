@@ -62,7 +62,7 @@ def build_tiny(folder: Path, report: Callable[[float], None], recipe: Recipe = R
 
 
 def train(recipe: Recipe, report: Callable[[float], None]) -> LlamaForCausalLM:
-    """Return the trained model."""
+    """Return the trained model. report: called with the part of the training that is done, from 0 to 1."""
     model = _untrained(recipe)
     optimizers = _optimizers(model)
     for step, conversations in enumerate(_batches(recipe)):

@@ -195,7 +195,7 @@ _TABLE = ("job", "steps", "held out, before", "held out, after", "reward, last s
 
 
 def page(title: str, jobs: Sequence[JobCurves], svg: bytes) -> bytes:
-    """Return the page: a table of the jobs' results, and the figure."""
+    """Return an HTML page: a table of the jobs' results, and the figure."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in _TABLE)
     rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(job))}</tr>" for job in jobs)
     text = svg.decode()

@@ -37,7 +37,7 @@ class JobView:
 
     @property
     def end_mark(self) -> str:
-        """Name of the job's end; empty while it goes on."""
+        """Name of the job's end, such as `Succeeded 40/40`; empty while it goes on."""
         return self.progress.end_mark if self.progress is not None else ""
 
 

@@ -6,6 +6,7 @@ does not fit waits. A job that can never fit the pool's spec is refused earlier 
 `marlaas validate`).
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import is_
@@ -283,3 +284,29 @@ def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None
     if 0 < pool.trainer_bytes < memory:
         return f"needs {memory >> 20} MiB of trainer memory for its adapters and their optimizer, and {pool.trainer_bytes >> 20} MiB are there"
     return None
+
+
+def terms_of(documents: Iterable[tuple[int, JobDocument]]) -> dict[str, TenantTerms]:
+    """Return weight and quota of each tenant.
+
+    While the operator rewrites the documents of a tenant that was edited, they differ; the last written one counts.
+
+    Args:
+        documents: with their revisions.
+    """
+    newest: dict[str, tuple[int, JobDocument]] = {}
+    for revision, document in documents:
+        known = newest.get(document.tenant)
+        if known is None or known[0] < revision:
+            newest[document.tenant] = revision, document
+    return {name: TenantTerms(one.tenant_weight, one.tenant_quota) for name, (_, one) in newest.items()}
+
+
+def stored_bytes(documents: Iterable[JobDocument], progress: Mapping[str, Progress]) -> dict[str, int]:
+    """Return the bytes that each tenant's jobs keep. progress: by uid."""
+    total: Counter[str] = Counter()
+    for document in documents:
+        known = progress.get(document.uid)
+        if known is not None and known.stored_bytes:
+            total[document.tenant] += known.stored_bytes
+    return dict(total)

@@ -158,7 +158,7 @@ class Demands:
         self._known = {uid: before[uid] for uid in uids if uid in before}
 
     def of(self, document: JobDocument) -> JobDemand:
-        """Return a job's demand."""
+        """Return the units of each resource that a job needs, as a JobDemand."""
         known = self._known.get(document.uid)
         if known is None or known.document is not document:
             known = self._known[document.uid] = JobDemand(document, _need(document, self._pools))
@@ -205,7 +205,7 @@ class Space:
             self.take(demand)
 
     def take(self, demand: JobDemand) -> None:
-        """Note that a job holds its units."""
+        """Take a job's units of each resource."""
         for resource, units in demand.need.items():
             self.free[resource] -= units
             self._sums[resource] |= self._sums[resource] << units

@@ -59,8 +59,8 @@ class DataOrder:
             return offset
         return permuted(offset, size, derive_seed(self._seed, "order", number))
 
-    def note(self, outcome: TaskOutcome) -> None:
-        """Note a result. Repeated results change nothing, and the order of the calls does not matter."""
+    def add(self, outcome: TaskOutcome) -> None:
+        """Add a result. Repeated results change nothing, and the order of the calls does not matter."""
         skip = self._spec.skip
         if skip is None or outcome.visit < self._first:
             return
@@ -69,13 +69,13 @@ class DataOrder:
         for visit in sorted(results)[: -skip.after]:
             del results[visit]
 
-    def rests(self, visit: int) -> Difficulty | None:
+    def skip_reason(self, visit: int) -> Difficulty | None:
         """Return why a visit's task should be skipped; None if it should be played."""
         skip, size = self._spec.skip, self._spec.tasks
         if skip is None or size is None or visit < self._first:
             return None
         results = self._results.get(self.task(visit), {})
-        verdict = _settled(results, skip)
+        verdict = _difficulty(results, skip)
         if verdict is None:
             return None
         passes = (visit - self._first) // size - (max(results) - self._first) // size
@@ -86,7 +86,7 @@ class DataOrder:
         visits: list[int] = []
         while len(visits) < number:
             visit, walk = walk.next_visit, self._at_pass(walk)
-            verdict = self.rests(visit) if self._may_skip(walk) else None
+            verdict = self.skip_reason(visit) if self._may_skip(walk) else None
             if verdict is None:
                 visits.append(visit)
                 walk = replace(walk, next_visit=visit + 1)
@@ -127,7 +127,7 @@ def permuted(offset: int, size: int, seed: int) -> int:
             return offset
 
 
-def _settled(results: dict[int, Difficulty], skip: SkipSettings) -> Difficulty | None:
+def _difficulty(results: dict[int, Difficulty], skip: SkipSettings) -> Difficulty | None:
     """Return the difficulty of a task's last groups; None if they differ, vary in reward, or are fewer than `skip.after`."""
     found = set(results.values())
     if len(results) < skip.after or len(found) != 1 or found == {Difficulty.VARIED}:

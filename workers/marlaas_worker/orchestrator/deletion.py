@@ -13,22 +13,20 @@ from dataclasses import dataclass
 
 from marlaas_api import subjects
 from marlaas_api.blobs import BlobCorrupt, BlobMissing, BlobRef
-from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import FencedKey, Overtaken
 from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AdapterRef, JobRef, job_prefix
+from marlaas_api.retries import patiently
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.progress_store import ProgressStore
-from marlaas_worker.orchestrator.usage import late
+from marlaas_worker.orchestrator.usage import with_late_use
 from marlaas_worker.role import RoleContext
 
 ROUND_S = 1.0
 UNBIND_S = 15.0
-RETRY_S = 1.0
-"""Pause after an error that may pass."""
-REFUSED_S = 15.0
-"""Pause after any other error."""
+RETRY_S, LONGEST_RETRY_S = 1.0, 15.0
+"""First and longest pause after an error."""
 MAX_DELETES = 16
 
 log = logging.getLogger(__name__)
@@ -84,7 +82,7 @@ class Deletion:
         failpoint("orchestrator.delete.after_rounds")
         await self._count_late_use()
         await self._progress_store.delete(self._ref)
-        failpoint("orchestrator.delete.after_level")
+        failpoint("orchestrator.delete.after_progress")
         await self._delete_document()
         log.info("deleted job %s (uid %s)", self._ref, self._ref.uid)
 
@@ -92,7 +90,7 @@ class Deletion:
         """Add the use that replicas have reported since the last write of the progress: generations end after the job's loop."""
         progress = self._progress_store.of(self._ref)
         if progress is not None and self._has_begun():
-            await self._progress_store.put(late(progress, list(self._reports()), self._now()))
+            await self._progress_store.put(with_late_use(progress, list(self._reports()), self._now()))
 
     def _has_begun(self) -> bool:
         """Return whether the job was ever admitted. Otherwise it owns nothing: its progress is written before anything else."""
@@ -219,14 +217,10 @@ async def delete(
 ) -> None:
     """Delete a job; an error is logged, and the deletion repeated until nothing of the job is left. slots: of deletions at a time."""
     deletion = Deletion(context, progress_store, reports, job)
-    while True:
-        try:
-            async with slots:
-                await deletion.run()
-            return
-        except Retryable as error:
-            log.warning("deleting job %s failed, retry in %g s: %s", job.ref, RETRY_S, error)
-            await asyncio.sleep(RETRY_S)
-        except MarlaasError as error:
-            log.error("deleting job %s failed, retry in %g s: %s", job.ref, REFUSED_S, error)
-            await asyncio.sleep(REFUSED_S)
+
+    async def run() -> None:
+        async with slots:
+            await deletion.run()
+
+    name = f"deleting job {job.ref}"
+    await patiently(run, name, RETRY_S, longest_s=LONGEST_RETRY_S, retried=lambda _: True)

@@ -175,8 +175,8 @@ class EvaluationSchedule:
         self._strict = strict
         self._missing: dict[int, Mapping[str, int]] = {0: dict.fromkeys(agents, 0)}
 
-    def note(self, spec: JobSpec, finished: int, versions: Mapping[str, int]) -> None:
-        """Note the versions after `finished` steps, which are on record. spec: of the job."""
+    def add_step(self, spec: JobSpec, finished: int, versions: Mapping[str, int]) -> None:
+        """Add the versions after `finished` steps, which are on record, if they are to be evaluated. spec: of the job."""
         if spec.evaluates(finished):
             self._missing[finished] = dict(versions)
 

@@ -153,9 +153,13 @@ class Experience:
         fewest = 1 if needs_no_others else _FEWEST
         counted = [episode for episode in episodes if episode.fault is None]
         players = [one for one in self._agents if one.policy_name == agent.name]
-        spoke = {one.name: self._speakers(one, counted) for one in players}
+        is_alone = len(self._agents) == 1
+        spoke = {one.name: [each for each in counted if is_alone or each.leaves.get(one.name)] for one in players}
         called = {one.name: tuple(_trajectory(one, episode) for episode in spoke[one.name]) for one in players}
-        rewards = {one.name: _all_rewards(one, counted) for one in players}
+        rewards = {
+            one.name: tuple(trained_reward(one, each.rewards) for each in counted if each.may_call(one.name))
+            for one in players
+        }
         trained = [one for one in players if one.trainable]
         own_turns = [tuple(_trajectory(one, e) for e in spoke[one.name] if _has_own_turn(one, e)) for one in trained]
         played = [own for own in own_turns if len(own) >= fewest]
@@ -179,7 +183,7 @@ class Experience:
         )
 
     def _has_signal(self, compared: Sequence[TrajectoryRef]) -> bool:
-        if has_signal(_rewards(compared)):
+        if has_signal([one.reward for one in compared]):
             return True
         if self._credit.type == "episode":
             return False
@@ -188,13 +192,6 @@ class Experience:
             turn_returns(own, one.reward, self._credit.discount) for own, one in zip(rewards, compared, strict=True)
         ]
         return has_turn_signal(returns, by_state=self._credit.type == "state")
-
-    def _speakers(self, agent: AgentSettings, counted: Iterable[Episode]) -> list[Episode]:
-        return [episode for episode in counted if len(self._agents) == 1 or episode.leaves.get(agent.name)]
-
-
-def _all_rewards(agent: AgentSettings, counted: Iterable[Episode]) -> tuple[float, ...]:
-    return tuple(trained_reward(agent, one.rewards) for one in counted if one.may_call(agent.name))
 
 
 def _has_own_turn(agent: AgentSettings, episode: Episode) -> bool:
@@ -242,10 +239,6 @@ def _candidates(agent: AgentSettings, episode: Episode) -> list[tuple[Trajectory
         for number, choice in enumerate(episode.choices)
         if choice.agent == agent.name
     ]
-
-
-def _rewards(trajectories: Iterable[TrajectoryRef]) -> tuple[float, ...]:
-    return tuple(trajectory.reward for trajectory in trajectories)
 
 
 def group_index(group: str) -> int:

@@ -64,7 +64,7 @@ class FaultWatch:
         self._last_text = ""
 
     def add(self, episode: Episode) -> None:
-        """Note an episode; another one of the same member within the window changes nothing."""
+        """Add an episode to the window; another one of the same member within the window changes nothing."""
         member = (episode.group, episode.member)
         if member in self._recent:
             return

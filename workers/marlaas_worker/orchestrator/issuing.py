@@ -1,6 +1,13 @@
-"""Publishes the tasks of one job, and pins the versions that their groups are sampled from."""
+"""Publishes the tasks of one job, pins the versions that their groups are sampled from, and says when it publishes none.
+
+A preempted job stops at a step boundary: it begins no step and no evaluation, and has a limited time for its groups in
+flight. Of groups that are not complete by then, the members that have not ended are played again after the next admission,
+under the same pins. `metering` counts the plays that were cut, at the preemption and when their group is decided, and the job
+is not charged for them.
+"""
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import Episode, JobAgent, ReplicaReport
@@ -9,6 +16,50 @@ from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.job_tasks import past_players
 from marlaas_worker.orchestrator.records import Records
+
+DRAIN_S = 30.0
+"""Longest time that a preempted job has for its groups in flight."""
+
+
+@dataclass(slots=True)
+class IssueHolds:
+    """Reasons for which an admitted job issues no tasks; each is empty while it does not apply.
+
+    Attributes:
+        over_quota: its tenant is over a quota.
+        preempted: it is preempted.
+        preempted_at: since when, unix seconds.
+    """
+
+    over_quota: str = ""
+    preempted: str = ""
+    preempted_at: float = 0.0
+
+    def preempt(self, why: str, now: float) -> bool:
+        """Set the reason for which the job is preempted; with an empty one it goes on. Return whether that changes anything."""
+        changed = bool(why) != bool(self.preempted)
+        if changed:
+            self.preempted_at = now
+        self.preempted = why
+        return changed
+
+    @property
+    def any(self) -> str:
+        """The first reason; empty if there is none."""
+        return self.over_quota or self.preempted
+
+    def may_issue(self, state: JobState) -> bool:
+        """Return whether the job may issue groups. A preempted strict job still completes the step that it has begun."""
+        return not self.over_quota and (not self.preempted or (state.strict and state.is_mid_step))
+
+    def may_stop(self, state: JobState | None, now: float) -> bool:
+        """Return whether the job is preempted and may be stopped now.
+
+        state: None while its records are not read; only they tell what the preemption would cut.
+        """
+        if not self.preempted:
+            return False
+        return (state is not None and state.is_drained) or now - self.preempted_at >= DRAIN_S
 
 
 class TaskIssuer:
@@ -57,7 +108,7 @@ class TaskIssuer:
         """Return, by agent, the version that a group was sampled from; of a demonstrated one, the present version."""
         if state.document.spec.demonstrates(group.name):
             return state.versions
-        pins = {agent: await self._records.pins.version(agent, group.name) for agent in state.policies}
+        pins = {agent: await self._records.pin(agent, group.name) for agent in state.policies}
         return {agent: state.versions[agent] if pin is None else pin for agent, pin in pins.items()}
 
     async def oldest(self, state: JobState, index: int) -> dict[str, int]:
@@ -67,7 +118,7 @@ class TaskIssuer:
         """
         bound, group = state.document.spec.training.max_staleness, state.tasks.train(index).group
         served, at = self.served(state), state.assembly.next_versions
-        pins = {agent: await self._records.pins.version(agent, group) for agent in state.policies}
+        pins = {agent: await self._records.pin(agent, group) for agent in state.policies}
         return {agent: max(served[agent], at[agent] - bound) if pin is None else pin for agent, pin in pins.items()}
 
     def served(self, state: JobState) -> dict[str, int]:
@@ -101,7 +152,7 @@ class TaskIssuer:
 
     async def _pin(self, group: str, versions: Mapping[str, int]) -> None:
         for agent, version in versions.items():
-            await self._records.pins.create(agent, group, version)
+            await self._records.create_pin(agent, group, version)
 
     def _is_served(self, state: JobState) -> bool:
         """Return whether some replica serves, of each agent, a version that is fresh enough for the last group in flight."""

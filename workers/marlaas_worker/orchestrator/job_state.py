@@ -1,11 +1,12 @@
 """The state of one job and every decision about it, without I/O.
 
-The state depends only on the records (History) and on the episodes since then. So a restart after a crash and
+The state depends only on the records (JobHistory) and on the episodes since then. So a restart after a crash and
 the original run reach the same state. `owned_job` performs the decisions, and passes the results back.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from marlaas_api.messages import (
     Episode,
@@ -17,7 +18,8 @@ from marlaas_api.messages import (
     StepRecord,
     UsageAmounts,
 )
-from marlaas_api.names import Split, eval_group, train_group
+from marlaas_api.messages.usage import merged
+from marlaas_api.names import Split, eval_group, eval_index, train_group
 from marlaas_worker.orchestrator.data_order import Walk
 from marlaas_worker.orchestrator.episodes import slim
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule, without_samples
@@ -25,11 +27,70 @@ from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, co
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
 from marlaas_worker.orchestrator.open_groups import OpenGroups
-from marlaas_worker.orchestrator.recorded_totals import History, RecordedTotals
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 MAX_PROMPTS = 50_000
 """Of a job, about 5 MiB: all jobs share the orchestrator's memory."""
+
+
+TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
+"""Classes of `Progress.training_faults`, and the step metrics in which the trainer counts them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobHistory:
+    """The records of a job in streams and buckets, read when the orchestrator takes up the job. policies: by agent."""
+
+    steps: tuple[StepRecord, ...] = ()
+    evaluations: tuple[EvalRecord, ...] = ()
+    groups: tuple[GroupLogEntry, ...] = ()
+    ledger: IssueLedger | None = None
+    policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RecordedTotals:
+    """Totals over recorded steps and evaluations.
+
+    Attributes:
+        skips: visits to tasks that were skipped, by why.
+        trainer_s: seconds that trainers computed.
+        usage: by agent.
+        untrained: by agent, its steps without a new version, by the cause of most of their groups.
+    """
+
+    faults: Counter[str] = field(default_factory=Counter)
+    skips: Counter[str] = field(default_factory=Counter)
+    training_faults: Counter[str] = field(default_factory=Counter)
+    trainer_s: float = 0.0
+    usage: dict[str, UsageAmounts] = field(default_factory=dict)
+    untrained: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @classmethod
+    def of(cls, history: JobHistory) -> "RecordedTotals":
+        """Return the totals of a job."""
+        totals = cls()
+        for step in history.steps:
+            totals.add_step(step)
+        for evaluation in history.evaluations:
+            totals.add_evaluation(evaluation)
+        return totals
+
+    def add_step(self, record: StepRecord) -> None:
+        """Add a recorded step."""
+        self.faults.update(record.faults)
+        self.skips.update(solved=record.skipped_solved, hopeless=record.skipped_hopeless)
+        self.training_faults += Counter({name: int(record.metric(metric)) for name, metric in TRAINING_FAULTS.items()})
+        self.trainer_s += record.metric("train_s")
+        self.usage = merged(self.usage, record.usage)
+        for agent, part in record.agents.items():
+            if part.untrained:
+                self.untrained[agent][max(part.untrained, key=part.untrained.__getitem__)] += 1
+
+    def add_evaluation(self, record: EvalRecord) -> None:
+        """Add a recorded evaluation."""
+        self.faults.update(record.faults)
+        self.usage = merged(self.usage, record.usage)
 
 
 class JobState:
@@ -41,7 +102,7 @@ class JobState:
         trained_prompts: digests of the tasks of recorded steps, MAX_PROMPTS at most; with more, an overlap is a lower bound.
     """
 
-    def __init__(self, document: JobDocument, history: History) -> None:
+    def __init__(self, document: JobDocument, history: JobHistory) -> None:
         spec = document.spec
         self.document = document
         unknown = PolicyRecord(uid=document.uid)
@@ -52,12 +113,11 @@ class JobState:
         self.evaluation: EvaluationRun | None = None
         self.tasks = JobTasks(document)
         self.episode_bytes = 0
-        self.waits = self.pauses = self.unserved = self.trainerless = ""
+        self.waits = self.over_quota = self.unserved = self.trainerless = ""
         self.recorded = RecordedTotals.of(history)
         self.trained_prompts: set[str] = set()
         for step in history.steps:
-            self._note_prompts(step)
-        self.tasks.note_steps(history.steps)
+            self._add_results(step)
         has_baseline = spec.training.has_running_baseline
         self._experience = Experience(
             spec.agents,
@@ -72,17 +132,22 @@ class JobState:
         window, has_scored = max(2 * group, group * num_groups), bool(history.steps or history.evaluations)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least, has_scored=has_scored)
         versions = {agent: self._recorded_version(agent) for agent in self.policies}
-        last_steps = {agent: part.step for part in history.steps for agent in _agents_with_groups(part)}
-        self.assembly = Assembly(document.ref, self._rules(), self.finished, versions, last_steps)
+        last_steps = {
+            agent: step.step for step in history.steps for agent, part in step.agents.items() if part.num_groups
+        }
+        training = spec.training
+        sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
+        rules = StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
+        self.assembly = Assembly(document.ref, rules, self.finished, versions, last_steps)
         self.assembly.restore(history.groups)
         self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
         for number, step in enumerate(history.steps, 1):
-            self._note_versions(number, step)
+            self._schedule_evaluation(number, step)
         unfinished = self.assembly.unfinished
         decided = (group for draft in self.assembly.drafts for group in draft.resolved)
         resolved = [group for group in decided if group.index not in unfinished]
         self.groups = OpenGroups(group.index for group in resolved)
-        self.tasks.note(self.tasks.outcomes(resolved))
+        self.tasks.add_outcomes(self.tasks.outcomes(resolved))
         if history.ledger is not None:
             self._restore_ledger(history.ledger, history.steps)
 
@@ -176,7 +241,7 @@ class JobState:
 
         Raises EpisodesTooLarge.
         """
-        if not self.is_open(episode):
+        if not self.is_open(episode.group):
             return
         self.faults.add(episode)
         kept = slim(episode)
@@ -200,14 +265,25 @@ class JobState:
         """Return the members that have ended of a group that is not complete."""
         return self._experience.ended(group)
 
-    def is_open(self, episode: Episode) -> bool:
-        """Return whether an episode belongs to the evaluation in progress, or to a group that is issued and not recorded."""
-        if episode.split is Split.EVAL:
-            run = self.evaluation
-            return run is not None and episode.group == eval_group(self.document.ref, episode.index, run.version)
-        index = group_index(episode.group)
-        is_ours = episode.group == train_group(self.document.ref, index)
-        return is_ours and index in self.groups.indices
+    def open_members(self) -> set[tuple[str, int]]:
+        """Return the members, by group and number, that have no Episode, of undecided groups and of the evaluation in progress."""
+        spec, run, ref = self.document.spec, self.evaluation, self.document.ref
+        groups = {train_group(ref, index) for index in self.groups.in_flight - self.groups.complete.keys()}
+        sizes = {group: spec.sampling(group).group_size for group in groups}
+        members = {
+            (group, one) for group, size in sizes.items() for one in set(range(size)).difference(self.ended(group))
+        }
+        if run is not None:
+            members |= {(eval_group(ref, index, run.version), member) for index, member in run.missing()}
+        return members
+
+    def is_open(self, group: str) -> bool:
+        """Return whether a group is issued and its step not on record, or whether it is of the evaluation in progress."""
+        return self._has(self.groups.indices, group)
+
+    def is_undecided(self, group: str) -> bool:
+        """Return whether a group is in flight, or of the evaluation in progress."""
+        return self._has(self.groups.in_flight, group)
 
     def resolve(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
@@ -215,7 +291,7 @@ class JobState:
         """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
         self.groups.decide(group.index)
         messages = self.assembly.resolve(group, versions, usage)
-        self.tasks.note(self.tasks.outcome(group.index, group.agents.values()))
+        self.tasks.add_outcomes(self.tasks.outcome(group.index, group.agents.values()))
         return messages
 
     def record(self, record: StepRecord) -> None:
@@ -224,13 +300,12 @@ class JobState:
         before = {agent: part.base_version for agent, part in draft.agents.items()}
         self.assembly.recorded(draft, _versions_after(record, before))
         self.recorded.add_step(record)
-        self._note_prompts(record)
-        self.tasks.note(record.outcomes)
+        self._add_results(record)
         done = {group.index for group in draft.resolved}
         self.groups.recorded(done)
         self.finished = record.step + 1
         self.last_step = record
-        self._note_versions(self.finished, record)
+        self._schedule_evaluation(self.finished, record)
 
     def take_indices(self, number: int, last_sequence: int) -> list[int]:
         """Reserve the next tasks to issue, and draw the past versions that play in them; they are in flight from now on.
@@ -274,6 +349,16 @@ class JobState:
             totals.update(draft.faults())
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
 
+    def _has(self, indices: Collection[int], group: str) -> bool:
+        """Return whether a group is the training group of one of the indices, or of the evaluation in progress."""
+        if (index := eval_index(group)) is None:
+            index = group_index(group)
+            return index in indices and group == train_group(self.document.ref, index)
+        run = self.evaluation
+        if run is None or index >= run.settings.num_tasks:
+            return False
+        return group == eval_group(self.document.ref, index, run.version)
+
     def _recorded_version(self, agent: str) -> int:
         """Return the agent's version after the recorded steps; its trainer may have committed later ones."""
         policy = self.policies[agent]
@@ -282,18 +367,14 @@ class JobState:
         last = self.last_step.agents.get(agent) if self.last_step else None
         return last.version if last else 0
 
-    def _note_prompts(self, step: StepRecord) -> None:
+    def _add_results(self, step: StepRecord) -> None:
+        self.tasks.add_outcomes(step.outcomes)
         self.trained_prompts.update(step.plays.prompts[: MAX_PROMPTS - len(self.trained_prompts)])
 
-    def _note_versions(self, finished: int, step: StepRecord) -> None:
-        """Note the versions after a recorded step, which may have to be evaluated."""
+    def _schedule_evaluation(self, finished: int, step: StepRecord) -> None:
+        """Schedule the evaluation of the versions after a recorded step, if one is due."""
         spec, versions = self.document.spec, _versions_after(step, self.assembly.versions)
-        self._schedule.note(spec, finished, versions)
-
-    def _rules(self) -> StepRules:
-        spec, training = self.document.spec, self.document.spec.training
-        sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
-        return StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
+        self._schedule.add_step(spec, finished, versions)
 
     def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
         done = {index for record in steps for index in record.indices}
@@ -309,10 +390,6 @@ class JobState:
         if version is not None and version not in self.evaluations:
             settings, versions = self.document.spec.evaluation, ledger.evaluating_versions
             self.evaluation = EvaluationRun(version, ledger.evaluating_step, settings, versions)
-
-
-def _agents_with_groups(step: StepRecord) -> list[str]:
-    return [agent for agent, part in step.agents.items() if part.num_groups]
 
 
 def _versions_after(step: StepRecord, otherwise: Mapping[str, int]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import GroupResolution, JobDocument, StepRecord, TaskMessage, TaskOutcome
+from marlaas_api.messages import GroupResolution, JobDocument, TaskMessage, TaskOutcome
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import Split, derive_seed, eval_group, train_group
 from marlaas_worker.orchestrator.data_order import DataOrder, Walk
@@ -51,19 +51,14 @@ class JobTasks:
         self.past = PastDraw(step, drawn)
 
     def take(self, number: int) -> list[int]:
-        """Return the next visits to issue, and move the walk."""
+        """Return the indices of the next `number` groups to issue, and advance the position in the training data."""
         indices, self.walk = self._order.take(self.walk, number)
         return indices
 
-    def note(self, outcomes: Iterable[TaskOutcome]) -> None:
-        """Note results of tasks. Repeated results change nothing."""
+    def add_outcomes(self, outcomes: Iterable[TaskOutcome]) -> None:
+        """Add results of tasks. Repeated results change nothing."""
         for outcome in outcomes:
-            self._order.note(outcome)
-
-    def note_steps(self, records: Iterable[StepRecord]) -> None:
-        """Note the results in recorded steps."""
-        for record in records:
-            self.note(record.outcomes)
+            self._order.add(outcome)
 
     def outcomes(self, groups: Iterable[GroupResolution]) -> tuple[TaskOutcome, ...]:
         """Return the difficulties of the groups' tasks, for the step record; empty if the job never skips tasks.

@@ -25,7 +25,6 @@ from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.retention import Retention
-from marlaas_worker.orchestrator.usage import has_just_ended, late
 from marlaas_worker.role import RoleContext
 
 MAX_CRASHES = 3
@@ -47,10 +46,8 @@ class KnownJob:
         published: the decision that was published while the job waits, and on which document.
         crashes: unexpected errors of its loop since `crash_step` was its last finished step. crashed_at: unix seconds.
         is_over: its queued tasks are to be purged. last: its last progress, of which an event tells; None: of none.
-        has_ended: it has ended, and was not admitted since.
-        is_late: replicas may still report what it used before its end.
         turn_bytes: of its recorded turns, the replicas' total at the last purge after its end.
-        leftovers: purges its turns after its end; None once that is done.
+        retention: purges its turns after its end; None once that is done.
     """
 
     ref: JobRef
@@ -64,22 +61,20 @@ class KnownJob:
     crashed_at: float = 0.0
     is_over: bool = False
     last: Progress | None = None
-    has_ended: bool = False
-    is_late: bool = False
     turn_bytes: int = 0
-    leftovers: Retention | None = None
+    retention: Retention | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether the job is gone, and nothing is left to do."""
-        return self.document is None and self.owned is None and self.leftovers is None and not self.is_over
+        return self.document is None and self.owned is None and self.retention is None and not self.is_over
 
     def is_pausing(self, now: float) -> bool:
         """Return whether the pause after its loop's last crash still lasts. A clock that was set back shortens the pause."""
         return self.crashes > 0 and 0 <= now - self.crashed_at < CRASH_PAUSE_S
 
     def may_restart(self, num_finished: int, now: float) -> bool:
-        """Note a crash of its loop; return whether the job may be restarted. num_finished: its finished steps."""
+        """Count a crash of its loop; return whether the job may be restarted. num_finished: its finished steps."""
         self.crashes = self.crashes + 1 if self.crash_step == num_finished else 1
         self.crash_step, self.crashed_at = num_finished, now
         return self.crashes < MAX_CRASHES
@@ -121,7 +116,7 @@ class Jobs:
         return iter([job.owned for job in self._running.values() if job.owned is not None])
 
     def of(self, document: JobDocument) -> KnownJob:
-        """Return what is kept of a job."""
+        """Return the object of a job; it is made at the first call."""
         return self._jobs.setdefault(document.uid, KnownJob(document.ref))
 
     def wake(self, key: str) -> None:
@@ -143,9 +138,9 @@ class Jobs:
                 job = self._jobs[progress.uid] = KnownJob(progress.ref)
                 # A killed orchestrator may not have purged them.
                 await self._context.bus.purge(subjects.TASKS, subjects.task(job.ref.namespace, job.ref.name))
-                self._note_end(job, last_turn)
+                self._mark_turns(job, last_turn)
 
-    async def see(self, documents: Mapping[str, JobDocument]) -> None:
+    async def update(self, documents: Mapping[str, JobDocument]) -> None:
         """Pass changed documents to running jobs; stop those that must stop, or whose loop must restart. documents: by uid."""
         for document in documents.values():
             self.of(document).document = document
@@ -161,18 +156,18 @@ class Jobs:
                 await self.stop(job)
             else:
                 owned.revise(job.document)
-        await self.settle()
+        await self.write_ends()
 
     def start(self, owned: OwnedJob) -> None:
         """Start the loop of a job."""
         job = self.of(owned.document)
-        job.owned, job.is_stopped, job.has_ended, job.is_late = owned, False, False, False
+        job.owned, job.is_stopped = owned, False
         job.task = asyncio.create_task(owned.run(), name=f"job {job.ref}")
         job.task.add_done_callback(lambda _: self._changed())
         self._running[job.ref.key] = job
 
     async def stop(self, job: KnownJob) -> None:
-        """Stop the loop of a job. Its last progress is written by `settle`, unless the job is detached before."""
+        """Stop the loop of a job. Its last progress is written by `write_ends`, unless the job is detached before."""
         if job.task is not None:
             job.is_stopped = True
             job.task.cancel()
@@ -185,18 +180,18 @@ class Jobs:
     def detach(self, job: KnownJob) -> None:
         """Remove the loop of a job, which has ended or was stopped."""
         if job.owned is not None:
-            job.owned.leave_room()
+            job.owned.release_space()
         job.owned = job.task = None
         if self._running.get(job.ref.key) is job:
             del self._running[job.ref.key]
 
-    async def settle(self) -> None:
+    async def write_ends(self) -> None:
         """Write the last progress of the jobs whose loop has ended or was stopped."""
         for job in list(self._running.values()):
             if job.owned is None or job.task is None or not job.task.done():
                 continue
             error = None if job.is_stopped or job.task.cancelled() else job.task.exception()
-            await self._settle(job, job.owned, error)
+            await self._write_end(job, job.owned, error)
             job.is_over |= job.document is None
             self.detach(job)
 
@@ -205,7 +200,7 @@ class Jobs:
         before = self._progress_store.of(document.ref)
         await self._end(self.of(document), job_reports.failed(document, before, why, self._context.now()))
 
-    async def clear(self) -> None:
+    async def finish(self) -> None:
         """Purge the tasks of jobs that have ended or are gone, and emit their last events."""
         for job in [job for job in self._jobs.values() if job.is_over]:
             namespace, name = job.ref.namespace, job.ref.name
@@ -214,17 +209,7 @@ class Jobs:
                 await EventEmitter(self._context, "orchestrator").emit(job.ref, job.last.reason, job.last.message)
             job.is_over, job.last = False, None
 
-    def late_progress(self, is_deleted: Callable[[JobRef], bool]) -> Iterator[Progress]:
-        """Yield the progress of the jobs that have just ended, with the use that replicas have reported since."""
-        now = self._context.now()
-        for job in self._jobs.values():
-            if job.is_late:
-                progress = None if is_deleted(job.ref) else self._progress_store.of(job.ref)
-                job.is_late = progress is not None and has_just_ended(progress, now)
-                if progress is not None and job.is_late:
-                    yield late(progress, self._reports(), now)
-
-    async def note_late_turns(self) -> None:
+    async def purge_late_turns(self) -> None:
         """Purge again the turns of ended jobs for which the replicas report other totals than at the last purge.
 
         A play that was given up can record a turn after its job has ended.
@@ -232,14 +217,14 @@ class Jobs:
         recorded = Counter[str]()
         for report in self._reports():
             recorded.update(report.job_turn_bytes)
-        ended = (job for job in self._jobs.values() if job.has_ended and job.document is not None)
-        if moved := [job for job in ended if job.turn_bytes != recorded[job.ref.uid]]:
+        late = (job for job in self._jobs.values() if job.turn_bytes != recorded[job.ref.uid])
+        if moved := [job for job in late if job.document is not None and self._progress_store.has_ended(job.ref)]:
             last_turn = (await self._context.bus.state(subjects.TURNS)).last_sequence
             for job in moved:
                 job.turn_bytes = recorded[job.ref.uid]
-                self._purge_turns(job, last_turn)
+                self._mark_turns(job, last_turn)
 
-    async def purge_leftovers(self) -> None:
+    async def purge_turns(self) -> None:
         """Purge the turns of ended jobs, until cancelled. A recorder of `marlaas run` that reads a job has read its last episodes before."""
         while True:
             await patiently(self.purge_once, "purging the turns of ended jobs", PURGE_S)
@@ -248,11 +233,11 @@ class Jobs:
     async def purge_once(self) -> None:
         """Purge the turns that may be purged now."""
         for job in list(self._jobs.values()):
-            left = job.leftovers
-            if left is not None and await left.purge(at_once=True) and job.leftovers is left:  # not a newer mark
-                job.leftovers = None
+            left = job.retention
+            if left is not None and await left.purge(at_once=True) and job.retention is left:  # not a newer mark
+                job.retention = None
 
-    async def _settle(self, job: KnownJob, owned: OwnedJob, error: BaseException | None) -> None:
+    async def _write_end(self, job: KnownJob, owned: OwnedJob, error: BaseException | None) -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except Overtaken, which is raised.
 
         Write the last recorded steps of a job that was stopped early.
@@ -285,15 +270,11 @@ class Jobs:
         await self._progress_store.put(progress)
         failpoint("orchestrator.end.after_progress")
         job.is_over, job.last = True, progress
-        self._note_end(job, turns.last_sequence)
+        self._mark_turns(job, turns.last_sequence)
 
-    def _note_end(self, job: KnownJob, last_turn: int) -> None:
-        job.has_ended = job.is_late = True
-        self._purge_turns(job, last_turn)
-
-    def _purge_turns(self, job: KnownJob, last_turn: int) -> None:
-        job.leftovers = Retention(self._context.bus, job.ref, self._context.now)
-        job.leftovers.ended(last_turn + 1)
+    def _mark_turns(self, job: KnownJob, last_turn: int) -> None:
+        job.retention = Retention(self._context.bus, job.ref, self._context.now)
+        job.retention.mark_end(last_turn + 1)
 
 
 def stops(document: JobDocument) -> bool:

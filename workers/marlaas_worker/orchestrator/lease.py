@@ -34,14 +34,15 @@ class LeaderLease:
                 found = await key.read()
                 if found is not None and not self._is_own(found):
                     return False
-            await key.write(encode(self._report()))
+            name, now = self.context.name, self.context.now()
+            await key.write(encode(ReplicaReport(role="orchestrator", pool="all", replica=name, at=now)))
         except (Overtaken, Unreadable):  # an unreadable lease is another release's
             self._held = None
             return False
         self._held = key
         return True
 
-    async def keep(self) -> None:
+    async def renew(self) -> None:
         """Renew the lease; return once another replica holds it. Retry while NATS does not answer."""
         while True:
             await asyncio.sleep(RENEW_S)
@@ -59,6 +60,3 @@ class LeaderLease:
 
     def _is_own(self, data: bytes) -> bool:
         return decode_as(ReplicaReport, data).replica == self.context.name
-
-    def _report(self) -> ReplicaReport:
-        return ReplicaReport(role="orchestrator", pool="all", replica=self.context.name, at=self.context.now())

@@ -1,32 +1,25 @@
-"""Usage of episodes, computed from the turns that the rollout role recorded.
+"""Usage of episodes: a fold over the turns that the rollout role recorded. Only the seconds of episodes come from the sandbox."""
 
-Only the seconds of episodes come from the sandbox.
-"""
-
-import asyncio
 import logging
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import Episode, TokenUse, Turn, UsageAmounts
+from marlaas_api.messages import Episode, Meter, TokenUse, Turn, UsageAmounts
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.messages.usage import merged, total
-from marlaas_api.names import PREEMPTION_STRIDE, JobRef, attempt_of, episode_id
+from marlaas_api.names import JobRef, attempt_of
 from marlaas_api.wire import BadMessage, unpack
 from marlaas_worker.orchestrator.experience import CompleteGroup
 
-MAX_READS = 16
-MAX_PLAYS = 4096
-MAX_EARLIER = 32
-"""Most attempts to look for after the last preemption, and after each earlier one, if plays are read on their own. After a turn
-that waited, numbers are skipped, so an attempt may be missed.
+MAX_PLAYS = 128
+"""Most plays of a member whose turns are counted by their use; the tokens of further ones count as unrecorded. Only a sandbox that invents attempts
+has more, and its job pays for them.
 """
-MAX_EARLIER_PREEMPTIONS = 8
 
 AgentAmounts = dict[str, UsageAmounts]
 """Usage by agent."""
@@ -34,158 +27,153 @@ AgentAmounts = dict[str, UsageAmounts]
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class _Meters:
+    """Sums over the meters of turns."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    engine_s: float = 0.0
+
+    def add(self, meter: Meter) -> None:
+        self.prompt_tokens += meter.prompt_tokens
+        self.cached_tokens += meter.cached_tokens
+        self.generated_tokens += meter.output_tokens
+        self.engine_s += meter.share_s
+
+    def amounts(self) -> UsageAmounts:
+        """Return the sums, the generated tokens as open."""
+        return UsageAmounts(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generated_tokens=self.generated_tokens,
+            open_tokens=self.generated_tokens,
+            engine_s=self.engine_s,
+        )
+
+
 @dataclass(slots=True, eq=False)
 class _Play:
-    """Usage of one play of a member, by agent.
+    """The turns of one play of a member.
 
     Attributes:
         first, last: preemptions of the job before the first and before the last of its turns.
+        meters: by agent.
     """
 
-    amounts: AgentAmounts
     first: int
     last: int
+    meters: dict[str, _Meters] = field(default_factory=dict)
+
+    def add(self, turn: Turn) -> None:
+        self.first, self.last = min(self.first, turn.num_preemptions), max(self.last, turn.num_preemptions)
+        self.meters.setdefault(turn.agent, _Meters()).add(turn.meter)
+
+    @property
+    def amounts(self) -> AgentAmounts:
+        """The usage, with open tokens."""
+        return {agent: meters.amounts() for agent, meters in self.meters.items()}
 
     @property
     def cut(self) -> AgentAmounts:
         """The usage, if a preemption of the job cut the play."""
         return {agent: one.preempted() for agent, one in self.amounts.items()}
 
-    def settled(self, use: TokenUse) -> AgentAmounts:
+    def counted_as(self, use: TokenUse) -> AgentAmounts:
         """Return the usage with all tokens counted by their use."""
-        return _settled(self.amounts, use)
-
-    def __add__(self, other: "_Play") -> "_Play":
-        return _Play(merged(self.amounts, other.amounts), min(self.first, other.first), max(self.last, other.last))
+        return _counted_as(self.amounts, use)
 
 
 class Metering:
-    """Reads what the agents of a job used in its episodes. The methods raise errors of the bus.
+    """Adds up what the agents of a job used in its episodes. The methods raise errors of the bus.
 
     Seconds of an episode count for its job's agents in equal parts. Usage of an agent that plays
     another agent's policy is charged to that other agent.
 
-    New turns are read many at a time, each once, and kept until their member is counted, or its group closed. With more
-    than `MAX_PLAYS` plays that are not counted, the turns of each episode are read on their own instead.
+    Each turn is read once. Its play is kept until its member is counted.
+
+    Args:
+        is_undecided: returns whether a group will be counted. Turns of other groups came too late, and are ignored.
     """
 
-    def __init__(self, bus: Bus, blobs: Blobs, ref: JobRef, agents: Sequence[AgentSettings]) -> None:
-        self._bus, self._blobs, self._ref = bus, blobs, ref
+    def __init__(
+        self, bus: Bus, blobs: Blobs, ref: JobRef, agents: Sequence[AgentSettings], is_undecided: Callable[[str], bool]
+    ) -> None:
+        self._bus, self._blobs, self._is_undecided = bus, blobs, is_undecided
+        self._subject = subjects.turn(ref.namespace, ref.name, "*", "*")
         self._players = {agent.name: agent for agent in agents}
-        self._reads = asyncio.Semaphore(MAX_READS)
         self._next_sequence = 1
         self._plays: dict[tuple[str, int], dict[str, _Play]] = {}
-        self._is_too_large = False
 
-    async def of_groups(self, groups: Iterable[CompleteGroup]) -> dict[int, AgentAmounts]:
-        """Return the usage of complete groups by index. Tokens of episodes that count are open: their use is not decided."""
-        groups = list(groups)
-        if groups:
-            await self._read_new()
-        found = await asyncio.gather(*(self._of_group(group) for group in groups))
-        return {group.index: amounts for group, amounts in zip(groups, found, strict=True)}
+    async def of_group(self, group: CompleteGroup) -> AgentAmounts:
+        """Return the usage of a complete group. Tokens of episodes that count are open: their use is not decided."""
+        await self._read_new()
+        return self._by_policy(self._of_episodes(group.episodes, group.repeats))
 
-    async def of_evaluation(self, episodes: Iterable[Episode]) -> AgentAmounts:
+    async def of_evaluation(self, episodes: Collection[Episode]) -> AgentAmounts:
         """Return the usage of an evaluation's episodes."""
         await self._read_new()
-        return self._by_policy(_settled(await self._of_episodes(list(episodes)), TokenUse.EVALUATION))
+        return self._by_policy(_counted_as(self._of_episodes(episodes), TokenUse.EVALUATION))
 
     async def of_cut_plays(self, members: Collection[tuple[str, int]], num_preemptions: int) -> UsageAmounts:
         """Return the usage of the plays that the job's next preemption cuts: of each member the last play, if its last turn belongs to the present admission.
-
-        With more than `MAX_PLAYS` plays the answer is 0: the plays are counted as cut only if their group is decided.
 
         Args:
             members: groups and members that are open and have no Episode.
             num_preemptions: of the job, before this one.
         """
         await self._read_new()
-        last = (max(self._plays.get(member, {}).items(), key=_attempt, default=None) for member in members)
-        cut = [one[1].cut for one in last if one is not None and one[1].last == num_preemptions]
+        plays = (self._plays[member] for member in members if member in self._plays)
+        last = (own[max(own, key=attempt_of)] for own in plays)
+        cut = [play.cut for play in last if play.last == num_preemptions]
         return total(amounts for play in cut for amounts in play.values())
 
-    async def _of_group(self, group: CompleteGroup) -> AgentAmounts:
-        return self._by_policy(await self._of_episodes(group.episodes, group.repeats))
-
-    async def _of_episodes(self, episodes: Sequence[Episode], repeats: Sequence[Episode] = ()) -> AgentAmounts:
+    def _of_episodes(self, episodes: Collection[Episode], repeats: Sequence[Episode] = ()) -> AgentAmounts:
         """Return the usage of episodes that count, of the attempts before each, and of repeated plays."""
         part_s = sum(one.duration_s for one in episodes) / len(self._players)
         amounts = {agent: UsageAmounts(sandbox_s=part_s) for agent in self._players}
-        found = await asyncio.gather(
-            *(self._of_member(one, [again for again in repeats if again.member == one.member]) for one in episodes)
-        )
-        for used_ in found:
-            amounts = merged(amounts, used_)
+        for one in episodes:
+            found = self._of_member(one, [again for again in repeats if again.member == one.member])
+            amounts = merged(amounts, found)
         return amounts
 
-    async def _of_member(self, episode: Episode, repeats: Sequence[Episode]) -> AgentAmounts:
+    def _of_member(self, episode: Episode, repeats: Sequence[Episode]) -> AgentAmounts:
         """Return the usage of all plays of a member. episode: of the play that counts."""
-        plays = await self._plays_of(episode, repeats)
+        plays = self._plays.pop((episode.group, episode.member), {})
         own, again = plays.pop(episode.episode, None), [plays.pop(one.episode, None) for one in repeats]
         before = sorted((attempt_of(name), name) for name in plays if attempt_of(name) < attempt_of(episode.episode))
         played = [plays[name] for _, name in before]
         cut = _cut(played, own)
-        parts = [play.cut if play in cut else play.settled(TokenUse.FAILED) for play in played]
+        parts = [play.cut if play in cut else play.counted_as(TokenUse.FAILED) for play in played]
         if own is not None:
-            parts.append(own.amounts if episode.fault is None else own.settled(TokenUse.FAILED))
+            parts.append(own.amounts if episode.fault is None else own.counted_as(TokenUse.FAILED))
         for play in again:
             if play is not None:
                 is_cut = own is not None and play.first > own.last  # it had been played before the preemption
-                parts.append(play.cut if is_cut else play.settled(TokenUse.REPEATED))
+                parts.append(play.cut if is_cut else play.counted_as(TokenUse.REPEATED))
         return reduce(merged, parts, {})
 
     async def _read_new(self) -> None:
-        if self._is_too_large:
-            return
-        subject = subjects.turn(self._ref.namespace, self._ref.name, "*", "*")
-        async for page in self._bus.pages(subjects.TURNS, subject, self._next_sequence):
+        async for page in self._bus.pages(subjects.TURNS, self._subject, self._next_sequence):
             for stored in page:
                 turn = await self._turn(stored.data)
-                if turn is not None:
-                    plays, play = self._plays.setdefault((turn.group, turn.member), {}), self._play([turn])
-                    plays[turn.episode] = plays[turn.episode] + play if turn.episode in plays else play
+                if turn is not None and turn.agent in self._players and self._is_undecided(turn.group):
+                    plays = self._plays.setdefault((turn.group, turn.member), {})
+                    if turn.episode not in plays and len(plays) < MAX_PLAYS:
+                        plays[turn.episode] = _Play(turn.num_preemptions, turn.num_preemptions)
+                    if turn.episode in plays:
+                        plays[turn.episode].add(turn)
                 self._next_sequence = max(self._next_sequence, stored.sequence + 1)
-        if sum(map(len, self._plays.values())) > MAX_PLAYS:
-            self._is_too_large = True
-            self._plays.clear()
-
-    def keep(self, open_groups: Container[str], endings: tuple[str, ...]) -> None:
-        """Forget the plays of groups that are not open: turns that came after their member was counted.
-
-        endings: of the names of further open groups.
-        """
-        kept = (member for member in self._plays if member[0] in open_groups or member[0].endswith(endings))
-        self._plays = {member: self._plays[member] for member in kept}
-
-    async def _plays_of(self, episode: Episode, repeats: Iterable[Episode]) -> dict[str, _Play]:
-        """Return the plays of an episode's member that have turns, by name."""
-        if not self._is_too_large:
-            return self._plays.pop((episode.group, episode.member), {})
-        names = list(dict.fromkeys([episode.episode, *_earlier(episode), *(one.episode for one in repeats)]))
-        found = zip(names, await asyncio.gather(*map(self._of_play, names)), strict=True)
-        return {name: play for name, play in found if play is not None}
-
-    async def _of_play(self, name: str) -> _Play | None:
-        """Read what a play used; None if it has no turn."""
-        subject = subjects.turn(self._ref.namespace, self._ref.name, name, "*")
-        async with self._reads:
-            stored = await self._bus.replay(subjects.TURNS, subject)
-            turns = [turn for one in stored if (turn := await self._turn(one.data)) is not None]
-        return self._play(turns) if turns else None
 
     def _by_policy(self, amounts: AgentAmounts) -> AgentAmounts:
         """Charge each agent's usage to the agent whose policy it plays. Tokens of past versions are never trained."""
         found: AgentAmounts = {}
         for name, used_ in amounts.items():
             player = self._players[name]
-            own = used_.settled(TokenUse.FROZEN) if player.plays_past else used_
+            own = used_.counted_as(TokenUse.FROZEN) if player.plays_past else used_
             found = merged(found, {player.policy_name: own})
         return found
-
-    def _play(self, turns: Sequence[Turn]) -> _Play:
-        agents, numbers = {turn.agent for turn in turns}, [turn.num_preemptions for turn in turns]
-        amounts = {name: used(one for one in turns if one.agent == name) for name in self._players if name in agents}
-        return _Play(amounts, min(numbers), max(numbers))
 
     async def _turn(self, data: bytes) -> Turn | None:
         """Return a turn; None if it is damaged. Its tokens are then unrecorded. Raises UnsupportedSchema."""
@@ -197,38 +185,8 @@ class Metering:
         return message if isinstance(message, Turn) else None
 
 
-def _settled(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmounts:
-    return {agent: one.settled(use) for agent, one in amounts.items()}
-
-
-def used(turns: Iterable[Turn]) -> UsageAmounts:
-    """Return the tokens and engine seconds of turns, the generated tokens as open."""
-    meters = [turn.meter for turn in turns]
-    generated = sum(meter.output_tokens for meter in meters)
-    return UsageAmounts(
-        prompt_tokens=sum(meter.prompt_tokens for meter in meters),
-        cached_tokens=sum(meter.cached_tokens for meter in meters),
-        generated_tokens=generated,
-        open_tokens=generated,
-        engine_s=sum(meter.share_s for meter in meters),
-    )
-
-
-def _attempt(play: tuple[str, _Play]) -> int:
-    return attempt_of(play[0])
-
-
-def _earlier(episode: Episode) -> list[str]:
-    """Return the names of attempts before an episode, in their order; not every one was made."""
-    preemptions, number = divmod(attempt_of(episode.episode), PREEMPTION_STRIDE)
-    attempts = [
-        before * PREEMPTION_STRIDE + one
-        for before in range(max(0, preemptions - MAX_EARLIER_PREEMPTIONS), preemptions)
-        for one in range(1, MAX_EARLIER + 1)
-    ]
-    own = range(max(1, number - MAX_EARLIER), number)
-    attempts += [preemptions * PREEMPTION_STRIDE + one for one in own]
-    return [episode_id(episode.group, episode.member, one) for one in attempts]
+def _counted_as(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmounts:
+    return {agent: one.counted_as(use) for agent, one in amounts.items()}
 
 
 def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:

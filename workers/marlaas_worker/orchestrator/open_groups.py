@@ -73,7 +73,7 @@ class OpenGroups:
         return ready
 
     def decide(self, index: int) -> None:
-        """Note that a complete group is decided."""
+        """Move a complete group to the decided ones."""
         del self.complete[index]
         self.in_flight.discard(index)
         self.decided.add(index)

@@ -5,7 +5,7 @@ Crash-only: after a Retryable error, the job's state is rebuilt from its records
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from marlaas_api import subjects
 from marlaas_api.bus import Consumer
@@ -22,18 +22,18 @@ from marlaas_api.messages import (
     StepClosed,
     UsageAmounts,
 )
+from marlaas_api.retries import patiently
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.capacity import trainerless, unserved
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
-from marlaas_worker.orchestrator.experience import CompleteGroup
 from marlaas_worker.orchestrator.faults import GivenUp
-from marlaas_worker.orchestrator.giving_way import Stops, open_members
-from marlaas_worker.orchestrator.issuing import TaskIssuer
+from marlaas_worker.orchestrator.issuing import IssueHolds, TaskIssuer
 from marlaas_worker.orchestrator.job_state import JobState
+from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.retention import Retention
-from marlaas_worker.orchestrator.room import FULL, TIGHT, EpisodeSize, Share
+from marlaas_worker.orchestrator.stream_space import FULL, TIGHT, EpisodeSize, JobSpace
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 from marlaas_worker.role import RoleContext, wait_for
 
@@ -58,31 +58,36 @@ class OwnedJob:
     ) -> None:
         self.document = document
         self.wake, self.moved = asyncio.Event(), True
-        self._context, self._reports, self._room = context, shared.reports, shared.room
+        self._context, self._reports, self._stream = context, shared.reports, shared.space
         self._policies, self._num_jobs, self._recoveries = shared.policies, shared.num_jobs, shared.recoveries
         self.times = AdmittedTime.of(before, context.now())
         self._records = Records(context, document, self.times.num_preemptions)
         self._issuer = TaskIssuer(self._records, shared.reports)
-        self.stops, self._given_up = Stops(), GivenUp()
+        self.holds, self._given_up = IssueHolds(), GivenUp()
         self._usage = JobUsage.of(document.uid, before)
         self._retention = Retention(context.bus, document.ref, context.now)
-        self._share = Share(shared.room, document.uid, document.spec, EpisodeSize())
+        self._space = JobSpace(shared.space, document.uid, document.spec, EpisodeSize())
         self._num_episodes = 0
         self._told: set[str] = set()
         self._state: JobState | None = None
+        self._metering: Metering  # of the present state
         self.ended: tuple[Phase, str, str] | None = None
 
     async def run(self) -> None:
         """Run the job until it has ended (`ended` has the result) or until cancelled."""
-        while self.ended is None:
-            try:
-                await self._run_from_records()
-            except Retryable as error:
-                log.warning("job %s failed, reading its records again in %g s: %s", self.document.ref, RETRY_S, error)
-                self._context.waits.note(self.document.uid, _RECORDS, error)
-                self.ended = job_reports.overdue(self.document, self.times.total_s(self._context.now()), str(error))
-                self.moved = True
-                await asyncio.sleep(RETRY_S)
+        name = f"job {self.document.ref} reads its records again"
+        await patiently(self._run_once, name, RETRY_S, retried=lambda error: isinstance(error, Retryable))
+
+    async def _run_once(self) -> None:
+        """Run the job from its records. After a Retryable error it ends if its deadline has passed; otherwise the error is raised."""
+        try:
+            await self._run_from_records()
+        except Retryable as error:
+            self._context.waits.note(self.document.uid, _RECORDS, error)
+            self.ended = job_reports.overdue(self.document, self.times.total_s(self._context.now()), str(error))
+            self.moved = True
+            if self.ended is None:
+                raise
 
     def revise(self, document: JobDocument) -> None:
         """Replace the document by one that needs no restart of the loop (`concerns_loop`), such as a new deadline."""
@@ -91,19 +96,19 @@ class OwnedJob:
             self._state.document = document
         self.wake.set()
 
-    def give_way(self, why: str) -> None:
+    def preempt(self, why: str) -> None:
         """Have the job stop at its next step boundary, because it is preempted; empty lets it go on."""
-        if self.stops.give_way(why, self._context.now()):
+        if self.holds.preempt(why, self._context.now()):
             self.wake.set()
 
-    def leave_room(self) -> None:
-        """Give the job's space in the stream TURNS back, once its loop has stopped."""
-        self._share.leave()
+    def release_space(self) -> None:
+        """Release the job's space in the stream TURNS, once its loop has stopped."""
+        self._space.release()
 
     @property
-    def has_given_way(self) -> bool:
-        """Whether a preempted job may be stopped now."""
-        return self.ended is None and self.stops.is_over(self._state, self._context.now())
+    def may_stop(self) -> bool:
+        """Whether the job is preempted and may be stopped now."""
+        return self.ended is None and self.holds.may_stop(self._state, self._context.now())
 
     async def cut_plays(self) -> UsageAmounts:
         """Return the usage of the plays that this job's preemption cuts. Call it once the loop has stopped.
@@ -114,11 +119,11 @@ class OwnedJob:
             return UsageAmounts()
         try:
             async with asyncio.timeout(CUT_S):
-                members = open_members(self._state)
+                members = self._state.open_members()
                 # The loop may have stopped before it read the last ones.
                 async for _, episode in self._records.episodes():
                     members.discard((episode.group, episode.member))
-                return await self._records.metering.of_cut_plays(members, self.times.num_preemptions)
+                return await self._metering.of_cut_plays(members, self.times.num_preemptions)
         except (MarlaasError, TimeoutError) as error:
             log.warning("%s: cannot read what its preemption cuts: %r", self.document.ref, error)
             return UsageAmounts()
@@ -132,11 +137,13 @@ class OwnedJob:
         queued = await self._records.queued()
         async with self._recoveries:
             async for sequence, episode in self._records.episodes():
-                self._note(state, sequence, episode)
+                self._retain(state, sequence, episode)
                 state.add_episode(episode)
         state.document = self.document  # `revise` may have replaced it while the records were read.
-        self._share.size.known = self._share.size.known or state.episode_bytes
+        self._space.size.known = self._space.size.known or state.episode_bytes
         self._state = state
+        bus, blobs, agents = self._context.bus, self._context.blobs, self.document.spec.agents
+        self._metering = Metering(bus, blobs, ref, agents, state.is_undecided)
         await self._issuer.restore_pins(state)
         name = subjects.consumer(ref.namespace, ref.name, "orchestrator")
         consumer = await self._context.bus.consumer(
@@ -169,7 +176,7 @@ class OwnedJob:
             for delivery in await consumer.fetch(64, LISTEN_S):
                 episode = self._records.episode(delivery.stored)
                 if episode is not None:
-                    self._note(state, delivery.stored.sequence, episode)
+                    self._retain(state, delivery.stored.sequence, episode)
                     await self._tell(episode.load_notes)
                     state.add_episode(episode)
                     self._num_episodes += 1
@@ -183,8 +190,8 @@ class OwnedJob:
                 self._told.add(note)
                 await self._records.emit("EnvironmentLoaded", visible(note))
 
-    def _note(self, state: JobState, sequence: int, episode: Episode) -> None:
-        self._retention.note(sequence, episode.group if state.is_open(episode) else None)
+    def _retain(self, state: JobState, sequence: int, episode: Episode) -> None:
+        self._retention.add_episode(sequence, episode.group if state.is_open(episode.group) else None)
 
     async def _advance(self, state: JobState) -> None:
         for agent in state.policies:
@@ -192,26 +199,23 @@ class OwnedJob:
         self._usage.see(list(self._reports()), self._context.now())
         if state.has_policies:
             if min(state.assembly.versions.values()) < 0:
-                await self._begin_training(state)
+                state.assembly.begin(state.versions)
+                await self._records.emit("PolicyPublished", "version 0 is published; training begins")
             await self._decide(state)
             while await self._record(state):
                 await self._decide(state)
             self._measure(state)
-            await self._retention.purge(at_once=self._room.is_filled(TIGHT))
+            await self._retention.purge(at_once=self._stream.is_filled(TIGHT))
             await self._issue(state)
             await self._evaluate(state)
-            state.pauses = self.stops.pauses
+            state.over_quota = self.holds.over_quota
             state.unserved = unserved(self.document, self._reports())
             state.trainerless = trainerless(self.document, job_reports.training_pools(state), self._reports())
-            state.waits = self._share.why or (_FULL if self._room.is_filled(FULL) else "")
+            state.waits = self._space.why or (_FULL if self._stream.is_filled(FULL) else "")
         self._context.waits.over(self.document.uid, _RECORDS)
         given_up = self._given_up.words(self.document, self._reports(), self._context.now())
         self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))
         self.moved = True
-
-    async def _begin_training(self, state: JobState) -> None:
-        state.assembly.begin(state.versions)
-        await self._records.emit("PolicyPublished", "version 0 is published; training begins")
 
     async def _decide(self, state: JobState) -> None:
         """Decide complete groups and close steps, until a group that is not complete is needed, or no group has a place."""
@@ -226,7 +230,8 @@ class OwnedJob:
             decided = state.assembly.next_decision(ready)
             if decided is not None:
                 ready.remove(decided)
-                await self._resolve(state, *decided)
+                versions, group = decided
+                await self._log(state.resolve(group, versions, await self._metering.of_group(group)))
             elif not closed:
                 return
 
@@ -236,10 +241,6 @@ class OwnedJob:
         for index in (unknown | state.assembly.urgent) - asked:
             state.assembly.oldest[index] = await self._issuer.oldest(state, index)
             asked.add(index)
-
-    async def _resolve(self, state: JobState, versions: Mapping[str, int], group: CompleteGroup) -> None:
-        usage = await self._records.metering.of_groups([group])
-        await self._log(state.resolve(group, versions, usage[group.index]))
 
     async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
         for message in messages:
@@ -267,29 +268,25 @@ class OwnedJob:
         return True
 
     def _measure(self, state: JobState) -> None:
-        """Note the job's use of TURNS and its need, estimated from the size of its latest episodes."""
-        self._share.is_demonstrated = state.assembly.is_demonstrated
-        self._share.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
-        state.episode_bytes = self._share.size.known
+        """Update the job's use of TURNS and its need, estimated from the size of its latest episodes."""
+        self._space.is_demonstrated = state.assembly.is_demonstrated
+        self._space.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
+        state.episode_bytes = self._space.size.known
         asks = self._want(state) > 0 or state.due_evaluation() is not None
-        self._share.note(len(state.groups), evaluating=state.evaluation is not None, asks=asks)
+        self._space.update(len(state.groups), evaluating=state.evaluation is not None, asks=asks)
 
     async def _mark(self, state: JobState) -> None:
         """Mark the episodes and turns that no recovery needs any more, for a later purge."""
-        open_groups = {state.tasks.train(index).group for index in state.groups.indices}
-        evaluated = () if state.evaluation is None else (f"v{state.evaluation.version}",)
-        open_groups |= {group for group in self._retention.groups() if group.endswith(evaluated)}
-        self._records.metering.keep(open_groups, evaluated)
-        self._records.pins.forget(open_groups)
-        turns = await self._room.refresh(self._context.bus, max_age_s=0.0)
-        self._retention.recorded(open_groups, state.turns_from(turns.last_sequence))
+        self._records.drop_pins(state.is_open)
+        turns = await self._stream.refresh(self._context.bus, max_age_s=0.0)
+        self._retention.mark_step(state.is_open, state.turns_from(turns.last_sequence))
 
     async def _issue(self, state: JobState) -> None:
         want = self._want(state)
         if want == 0:
             return
-        turns = await self._room.refresh(self._context.bus)
-        number = self._share.take(len(state.groups), want, evaluating=state.evaluation is not None)
+        turns = await self._stream.refresh(self._context.bus)
+        number = self._space.take(len(state.groups), want, evaluating=state.evaluation is not None)
         if number == 0:
             return
         indices = state.take_indices(number, turns.last_sequence)
@@ -299,14 +296,14 @@ class OwnedJob:
 
     def _want(self, state: JobState) -> int:
         """Return the number of groups that the job can use now."""
-        if self.stops.holds_back(state):
+        if not self.holds.may_issue(state):
             return 0
         return state.assembly.want(len(state.groups.in_flight), self._issuer.served(state))
 
     async def _evaluate(self, state: JobState) -> None:
-        run = None if self.stops.any else state.due_evaluation()
-        if run is not None and self._share.may_evaluate(len(state.groups)):
-            turns = await self._room.refresh(self._context.bus)
+        run = None if self.holds.any else state.due_evaluation()
+        if run is not None and self._space.may_evaluate(len(state.groups)):
+            turns = await self._stream.refresh(self._context.bus)
             state.begin_evaluation(run, turns.last_sequence)
             await self._records.write_ledger(state.ledger())
             await self._issuer.publish_evaluation(state, run)
@@ -314,7 +311,7 @@ class OwnedJob:
         if run is None or not run.complete:
             return
         samples = [await self._sample(state, run, key) for key in run.sampled(NUM_SAMPLES)]
-        usage = await self._records.metering.of_evaluation(run.episodes.values())
+        usage = await self._metering.of_evaluation(run.episodes.values())
         end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage, state.trained_prompts)
         record = step_records.eval_record(self.document, run, end)
         await self._records.log_evaluation(record)

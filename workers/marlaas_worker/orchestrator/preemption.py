@@ -9,7 +9,7 @@ A preemption is an exchange: victims free what the preemptor needs, never what a
 pool, for example while one of its replicas restarts, displaces nobody.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from marlaas_worker.orchestrator.capacity import JobDemand, Resource
@@ -77,7 +77,7 @@ class _Round:
         self._kept = {resource: self._free[resource] for resource in guarded}
 
     def make_room(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
-        """Choose the victims for a job and note the exchange; None if it cannot have room.
+        """Choose the victims for a job, and apply the exchange to the shares; None if it cannot have room.
 
         No victims: earlier exchanges have left enough room.
         """
@@ -100,7 +100,8 @@ class _Round:
                 and after < self._certain.share(one.tenant) - _SAME
             ]
             if not possible:
-                self._restore(victims)
+                for victim in victims:
+                    self._move(victim, 1)
                 return None
             victim = max(possible, key=self._urgency)
             self._move(victim, -1)
@@ -125,10 +126,6 @@ class _Round:
         return [
             resource for resource, units in demand.need.items() if units > self._free[resource] - kept.get(resource, 0)
         ]
-
-    def _restore(self, victims: Sequence[JobDemand]) -> None:
-        for victim in victims:
-            self._move(victim, 1)
 
     def _move(self, demand: JobDemand, sign: int, *, is_certain: bool = True) -> None:
         self._holdings.take(demand, sign)

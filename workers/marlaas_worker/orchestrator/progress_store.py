@@ -13,7 +13,7 @@ from marlaas_api.messages import Progress
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.reports import dated
-from marlaas_worker.orchestrator.tenant_accounts import TenantAccounts
+from marlaas_worker.orchestrator.tenants import TenantAccounts
 
 MAX_WRITES = 32
 COUNTERS_S = 1.0
@@ -48,7 +48,8 @@ class ProgressStore:
         self.accounts = TenantAccounts(bus)
 
     async def load(self) -> None:
-        """Read the progress that an earlier orchestrator wrote. See `is_unreadable`."""
+        """Read the progress and accounts that an earlier orchestrator wrote. See `is_unreadable`."""
+        await self.accounts.load()
         self._known, self._unreadable = {}, set()
         for entry in await self._keys.entries():
             try:
@@ -74,6 +75,11 @@ class ProgressStore:
         """Return whether the job is admitted and has not ended; an earlier orchestrator may have written that."""
         progress = self.of(ref)
         return progress is not None and progress.admitted and not progress.phase.final
+
+    def has_ended(self, ref: JobRef) -> bool:
+        """Return whether the job has ended, and was not admitted since."""
+        progress = self.of(ref)
+        return progress is not None and progress.phase.final
 
     def earlier(self, ref: JobRef) -> Progress | None:
         """Return the progress of an earlier job of the same name; None if there is none."""

@@ -174,7 +174,7 @@ class Pacing:
         gained: Mapping[str, tuple[float, float]],
         now: float,
     ) -> None:
-        """Note the use.
+        """Add the use since the last call, and decide which tenants pause.
 
         Args:
             gained: by tenant, charged tokens and trainer seconds since the last call.

@@ -21,6 +21,7 @@ from marlaas_api.messages import (
     IssueLedger,
     JobDocument,
     Manifest,
+    Pin,
     PolicyRecord,
     ReplicaReport,
     StepRecord,
@@ -31,10 +32,8 @@ from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
-from marlaas_worker.orchestrator.group_pins import GroupPins
-from marlaas_worker.orchestrator.metering import Metering
-from marlaas_worker.orchestrator.recorded_totals import History
-from marlaas_worker.orchestrator.room import Room
+from marlaas_worker.orchestrator.job_state import JobHistory
+from marlaas_worker.orchestrator.stream_space import StreamSpace
 from marlaas_worker.role import RoleContext
 
 
@@ -45,21 +44,23 @@ class SharedState:
     Attributes:
         reports: returns the latest reports of all replicas.
         policies: cache of the bucket `policy`.
-        room: space in the stream TURNS.
+        space: of the stream TURNS.
         num_jobs: returns the number of running jobs.
         recoveries: jobs whose episodes are read at a time; a page of them may take 24 MiB.
     """
 
     reports: Callable[[], Sequence[ReplicaReport]]
     policies: BucketCache[PolicyRecord]
-    room: Room
+    space: StreamSpace
     num_jobs: Callable[[], int]
     recoveries: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(4))
 
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Keeps its ledger and its agents' GROUPS logs fenced, as of their last read.
+    """One job's records. Keeps its ledger and its agents' GROUPS logs fenced, as of their last read, and the pins of its open groups.
+
+    A pin is the version of an agent from which a group's turns are sampled. The first pin counts and never changes.
 
     num_preemptions: of the job, before its last admission.
     """
@@ -72,12 +73,7 @@ class Records:
     _ledger: FencedKey | None = None
     _policy_revisions: dict[str, int] = field(default_factory=dict)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
-    metering: Metering = field(init=False)
-    pins: GroupPins = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.metering = Metering(self.bus, self.context.blobs, self.ref, self.document.spec.agents)
-        self.pins = GroupPins(self.bus, self.ref)
+    _pins: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def bus(self) -> Bus:
@@ -100,13 +96,12 @@ class Records:
         """Names of the job's agents that have a policy of their own."""
         return tuple(agent.name for agent in self.document.spec.policies)
 
-    async def history(self) -> History:
+    async def history(self) -> JobHistory:
         """Read all records of the job."""
         ref = self.ref
-        self.metering = Metering(self.bus, self.context.blobs, ref, self.document.spec.agents)
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
-        return History(
+        return JobHistory(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
             groups=tuple([message for agent in self.agents for message in await self._groups(agent)]),
@@ -195,7 +190,7 @@ class Records:
             first = logged[0][1] if logged else self._logs[agent].last
             subject = subjects.group(self.ref.namespace, self.ref.name, agent)
             await self.bus.purge(subjects.GROUPS, subject, up_to=first)
-        failpoint("orchestrator.forget.after_groups")
+        failpoint("orchestrator.purge.after_groups")
 
     async def log_step(self, record: StepRecord) -> None:
         """Record a step; does nothing if it is recorded already."""
@@ -235,18 +230,40 @@ class Records:
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)
 
+    async def create_pin(self, agent: str, group: str, version: int) -> None:
+        """Pin a group before a turn of it can be requested; an existing pin stays."""
+        key = FencedKey(await self._bucket(subjects.PINS), self._pin_key(agent, group))
+        try:
+            await key.write(encode(Pin(version=version)))
+            self._pins[agent, group] = version
+        except Overtaken:
+            await self.pin(agent, group)
+
+    async def pin(self, agent: str, group: str) -> int | None:
+        """Return the version to which a group of an agent is pinned; None if it has no pin."""
+        if (agent, group) not in self._pins:
+            entry = await (await self._bucket(subjects.PINS)).get(self._pin_key(agent, group))
+            if entry is None or entry.data is None:
+                return None
+            self._pins[agent, group] = decode_as(Pin, entry.data, f"the Pin of key {entry.key}").version
+        return self._pins[agent, group]
+
+    def drop_pins(self, is_open: Callable[[str], bool]) -> None:
+        """Drop the pins of groups that are not open from memory."""
+        self._pins = {key: version for key, version in self._pins.items() if is_open(key[1])}
+
     async def restore_pin(self, pinned_as: str, group: str, played: Iterable[tuple[str, Episode]]) -> None:
         """Recreate a group's pin if it has expired, from the oldest version in its turns.
 
         played: the agents that the pin is for, each with an episode of the group in which it has turns.
         """
-        if await self.pins.version(pinned_as, group) is not None:
+        if await self.pin(pinned_as, group) is not None:
             return
         leaves = [(agent, episode.episode, leaf) for agent, episode in played for leaf in episode.leaves[agent]]
         turns = [(agent, turn) for agent, episode, leaf in leaves for turn in await self.conversation(episode, leaf)]
         own = [turn.version for agent, turn in turns if (turn.agent, turn.group) == (agent, group)]
         if own:
-            await self.pins.create(pinned_as, group, min(own))
+            await self.create_pin(pinned_as, group, min(own))
 
     async def turn(self, episode: str, number: int) -> Turn | None:
         """Return a recorded turn; None if it is not on record."""
@@ -265,12 +282,15 @@ class Records:
         return turns[::-1]
 
     async def emit(self, reason: str, message: str) -> None:
-        """Publish an event of the job."""
+        """Publish an event of the job. reason: in CamelCase; message: for people."""
         await EventEmitter(self.context, "orchestrator").emit(self.ref, reason, message)
 
     async def purge_tasks(self) -> None:
         """Purge the queued tasks of a job that is over. Its last episodes stay for readers, until they expire."""
         await self.bus.purge(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
+
+    def _pin_key(self, agent: str, group: str) -> str:
+        return subjects.pin_key(self.ref.namespace, self.ref.name, agent, group)
 
     async def _replay(self, stream: str, subject: str) -> list[BusMessage]:
         stored = await self.bus.replay(stream, subject)

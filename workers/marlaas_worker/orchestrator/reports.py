@@ -57,7 +57,10 @@ def progress(
         steps=document.spec.training.steps,
         versions=versions,
         promoted=promoted,
-        adapters={agent: _adapter(document, agent, version) for agent, version in (promoted or versions).items()},
+        adapters={
+            agent: AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
+            for agent, version in (promoted or versions).items()
+        },
         reward=last.reward_mean if last and not last.is_demonstrated else None,
         **_evaluations(state),
         suites=_suites(state.evaluations),
@@ -197,10 +200,6 @@ def promoted_versions(state: JobState) -> dict[str, int]:
     return state.versions if chosen == state.version else dict(state.evaluations[chosen].versions)
 
 
-def _adapter(document: JobDocument, agent: str, version: int) -> str:
-    return AdapterRef(document.namespace, document.job, document.uid, agent, version).blob_prefix
-
-
 def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Phase, str, str] | None:
     """Return why a job ends now, as phase, reason and message; None if it goes on.
 
@@ -215,7 +214,7 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
         return Phase.FAILED, Reason.INVALID_ENVIRONMENT.value, state.faults.permanent
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
-    why = state.pauses or state.waits or state.unserved or _waits_for_trainers(state)
+    why = state.over_quota or state.waits or state.unserved or _waits_for_trainers(state)
     if (late := overdue(state.document, admitted_s, why)) is not None:
         return late
     if state.training_over and state.has_policies and state.evaluation is None and state.due_evaluation() is None:
@@ -280,8 +279,8 @@ def _waits_for_trainers(state: JobState) -> str:
 def _doing(state: JobState) -> tuple[str, str]:
     if not state.has_policies:
         return Reason.WAITING_FOR_TRAINER.value, _waits_for_trainers(state)
-    if state.pauses:
-        return Reason.OVER_QUOTA.value, state.pauses
+    if state.over_quota:
+        return Reason.OVER_QUOTA.value, state.over_quota
     if state.waits:
         return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
     if state.unserved:

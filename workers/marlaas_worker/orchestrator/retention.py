@@ -6,7 +6,7 @@ episodes below the mark. Marks are in memory only: after a restart, the next ste
 repeated, and an old mark stays valid, since sequences only grow.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from marlaas_api import subjects
@@ -40,32 +40,28 @@ class Retention:
         self._acked = -1
         self._acked_at = 0.0
 
-    def note(self, sequence: int, group: str | None) -> None:
-        """Note a stored episode. group: its group, if that is open."""
+    def add_episode(self, sequence: int, group: str | None) -> None:
+        """Add a stored episode. group: its group, if that is open."""
         if group is not None:
             self._first.setdefault(group, sequence)
         self._last = max(self._last, sequence)
 
-    def recorded(self, open_groups: Collection[str], turns: int) -> None:
+    def mark_step(self, is_open: Callable[[str], bool], turns: int) -> None:
         """Set a mark after a step was recorded.
 
         Args:
-            open_groups: all groups that are open now.
+            is_open: returns whether a group is open now.
             turns: sequence of TURNS below which all turns belong to recorded steps.
         """
-        self._first = {group: sequence for group, sequence in self._first.items() if group in open_groups}
+        self._first = {group: sequence for group, sequence in self._first.items() if is_open(group)}
         self._marks.append(PurgeMark(min(self._first.values(), default=self._last + 1), turns, self._last))
 
-    def ended(self, turns: int) -> None:
+    def mark_end(self, turns: int) -> None:
         """Set the last mark of a job that has ended: only its recorder still needs turns below a sequence.
 
         Its last episodes stay for readers.
         """
         self._marks.append(PurgeMark(1, turns, _ALL))
-
-    def groups(self) -> Collection[str]:
-        """Return the groups with a stored episode that were open at the last record, or have come since."""
-        return self._first.keys()
 
     async def purge(self, *, at_once: bool) -> bool:
         """Purge up to the newest mark that may be purged; return whether there was one. Raises errors of the bus.
@@ -84,7 +80,7 @@ class Retention:
             turns = subjects.turn(self._ref.namespace, self._ref.name, "*", "*")
             await self._bus.purge(subjects.TURNS, turns, up_to=mark.turns)
             self._purged_turns = mark.turns
-        failpoint("orchestrator.forget.after_turns")
+        failpoint("orchestrator.purge.after_turns")
         if mark.episodes > 1:
             episodes = subjects.episode(self._ref.namespace, self._ref.name)
             await self._bus.purge(subjects.EPISODES, episodes, up_to=mark.episodes)

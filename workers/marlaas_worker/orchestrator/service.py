@@ -6,7 +6,6 @@ from typing import Any
 
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
-from marlaas_api.bus import BusUnavailable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import Overtaken
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, Progress, ReplicaReport
@@ -14,8 +13,7 @@ from marlaas_api.names import JobRef
 from marlaas_api.reasons import Reason
 from marlaas_api.retries import patiently
 from marlaas_worker.orchestrator import reports as job_reports
-from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene
-from marlaas_worker.orchestrator.admission_inputs import stored_bytes, terms_of
+from marlaas_worker.orchestrator.admission import AdmissionQueue, AdmissionScene, stored_bytes, terms_of
 from marlaas_worker.orchestrator.capacity import capacities
 from marlaas_worker.orchestrator.deletion import MAX_DELETES, DeletedJob, delete
 from marlaas_worker.orchestrator.jobs import Jobs, stops
@@ -24,8 +22,9 @@ from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.records import Records, SharedState
-from marlaas_worker.orchestrator.room import Room
+from marlaas_worker.orchestrator.stream_space import StreamSpace
 from marlaas_worker.orchestrator.tenants import TenantUse
+from marlaas_worker.orchestrator.usage import has_just_ended, with_late_use
 from marlaas_worker.role import RoleContext, end_tasks, wait_for
 
 log = logging.getLogger(__name__)
@@ -60,7 +59,11 @@ class _Service:
         self._documents = BucketCache(
             lambda: context.bus.bucket(subjects.JOBS), JobDocument, lambda _: self._changed.set()
         )
-        self._policies = BucketCache(lambda: context.bus.bucket(subjects.POLICY), PolicyRecord, self._wake_job_of)
+        self._policies = BucketCache(
+            lambda: context.bus.bucket(subjects.POLICY),
+            PolicyRecord,
+            lambda key: self._jobs.wake(key.rpartition(".")[0]),
+        )
         bucket = lambda: context.bus.bucket(subjects.REPLICAS)  # noqa: E731
         self._replicas = BucketCache(bucket, ReplicaReport, lambda _: self._changed.set())
         store = self._progress_store = ProgressStore(context.bus)
@@ -69,15 +72,15 @@ class _Service:
         self._deletions: dict[str, asyncio.Task[None]] = {}
         self._deletion_slots = asyncio.Semaphore(MAX_DELETES)
         self._queue = AdmissionQueue()
-        self._tenants = TenantUse(context.bus, self._queue, store)
-        self._room = Room()
-        self._shared = SharedState(lambda: self._reports, self._policies, self._room, lambda: self._jobs.num_running)
+        self._tenants = TenantUse(context.bus, self._queue)
+        self._space = StreamSpace()
+        self._shared = SharedState(lambda: self._reports, self._policies, self._space, lambda: self._jobs.num_running)
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
         """Run all jobs; return when the lease is lost or the process is to stop."""
         tasks: list[asyncio.Task[Any]] = [
-            asyncio.create_task(self._lease.keep(), name="lease"),
+            asyncio.create_task(self._lease.renew(), name="lease"),
             asyncio.create_task(self._policies.follow(), name="follow policy"),
             asyncio.create_task(self._replicas.follow(), name="follow replicas"),
             asyncio.create_task(self._reconcile_for_ever(), name="reconcile"),
@@ -92,19 +95,13 @@ class _Service:
             await self._jobs.stop_all()
             await end_tasks(list(self._deletions.values()))  # the next orchestrator repeats them
 
-    def _wake_job_of(self, policy_key: str) -> None:
-        self._jobs.wake(policy_key.rpartition(".")[0])
-
     async def _reconcile_for_ever(self) -> None:
         await self._begin()
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._documents.follow(), name="follow jobs")
-            beside.create_task(self._jobs.purge_leftovers(), name="purge turns")
+            beside.create_task(self._jobs.purge_turns(), name="purge turns")
             while True:
-                try:
-                    await self._reconcile()
-                except BusUnavailable as error:
-                    log.warning("reconcile failed, NATS does not answer; running jobs are kept: %s", error)
+                await patiently(self._reconcile, "reconcile failed, running jobs are kept", PERIOD_S)
                 await asyncio.sleep(PAUSE_S)
                 await wait_for(self._changed, PERIOD_S)
                 self._changed.clear()
@@ -117,26 +114,34 @@ class _Service:
             await self._tenants.load()
             await self._documents.refresh()
             await self._replicas.refresh()
-            turns = await self._room.refresh(self._context.bus)
+            turns = await self._space.refresh(self._context.bus)
             await self._jobs.begin(turns.last_sequence)
 
         await patiently(read, "reading the first state, nothing is decided yet", PAUSE_S)
 
     async def _reconcile(self) -> None:
         documents = {document.uid: document for _, document, _ in self._documents.items()}
-        await self._room.refresh(self._context.bus)
+        await self._space.refresh(self._context.bus)
         self._reports = [report for _, report, _ in self._replicas.items()]
-        await self._jobs.settle()
-        await self._jobs.clear()
-        await self._jobs.note_late_turns()
-        await self._jobs.see(documents)
+        await self._jobs.write_ends()
+        await self._jobs.finish()
+        await self._jobs.purge_late_turns()
+        await self._jobs.update(documents)
         self._delete(documents)
-        await self._displace()
+        await self._stop_preempted()
         await self._admit(documents)
         await self._progress_store.put_running([self._progress(owned) for owned in self._jobs.take_moved()])
-        await self._progress_store.put_all(self._jobs.late_progress(self._is_deleted))
+        await self._add_late_use()
+        await self._progress_store.accounts.save(self._progress_store.all(), self._context.now())
         await self._tenants.save(self._context.now())
-        await self._jobs.clear()
+        await self._jobs.finish()
+
+    async def _add_late_use(self) -> None:
+        """Write the use of the jobs that have just ended which replicas have reported since."""
+        now = self._context.now()
+        ended = [one for one in self._progress_store.all() if has_just_ended(one, now)]
+        present = (one for one in ended if not self._is_deleted(one.ref))
+        await self._progress_store.put_all([with_late_use(one, self._reports, now) for one in present])
 
     def _delete(self, documents: dict[str, JobDocument]) -> None:
         """Start the deletion of deleted jobs, and of earlier jobs whose name a later job has taken.
@@ -165,14 +170,14 @@ class _Service:
         """Return whether a job of this name is being deleted; until then no other job of that name may begin."""
         return ref.key in self._deletions
 
-    async def _displace(self) -> None:
+    async def _stop_preempted(self) -> None:
         """Queue the preempted jobs that have stopped at a step boundary. Their tasks are issued again after the next admission.
 
         Their progress is written after their loop was cancelled: a kill in between leaves them admitted.
         """
         for owned in self._jobs.running():
-            if owned.has_given_way:
-                document, progress, why = owned.document, self._progress(owned), owned.stops.gives_way
+            if owned.may_stop:
+                document, progress, why = owned.document, self._progress(owned), owned.holds.preempted
                 job = self._jobs.of(document)
                 await self._jobs.stop(job)
                 self._jobs.detach(job)
@@ -201,7 +206,7 @@ class _Service:
                 await self._take(document)
                 self._queue.entered(document)
         for owned in self._jobs.running():
-            owned.give_way(decision.preempted.get(owned.document.uid, ""))
+            owned.preempt(decision.preempted.get(owned.document.uid, ""))
         queued = [(one, why) for one in waiting if not (why := decision.admissions[one.uid]).admitted]
         queued = [(one, why) for one, why in queued if not self._jobs.of(one).has_published(one, why)]
         before = self._progress_store.of
@@ -210,7 +215,7 @@ class _Service:
             self._jobs.of(one).published = one, why
 
     def _scene(self, documents: dict[str, JobDocument], holding: list[JobDocument]) -> AdmissionScene:
-        """Return the values on which admissions depend. Note the tenants' use, and let the jobs of tenants over a rate pause.
+        """Return the values on which admissions depend. Add the tenants' use, and have the jobs of tenants over a rate issue no tasks.
 
         Args:
             documents: all, by uid.
@@ -219,9 +224,9 @@ class _Service:
         now, places = self._context.now(), {document.uid for document in holding}
         known = {progress.uid: progress for progress in self._progress_store.all()}
         terms = terms_of((self._revision(key), document) for key, document, _ in self._documents.items())
-        self._tenants.note(terms, now)
+        self._tenants.advance(terms, self._progress_store.take_gained(), now)
         for owned in self._jobs.running():
-            owned.stops.pauses = self._tenants.pacing.reason(owned.document.tenant)
+            owned.holds.over_quota = self._tenants.pacing.reason(owned.document.tenant)
         return AdmissionScene(
             waiting=[one for uid, one in documents.items() if uid not in places and self._waits(one)],
             holding=holding,
@@ -263,7 +268,7 @@ class _Service:
         before = self._progress_store.of(document.ref)
         owned = OwnedJob(self._context, document, before, self._shared)
         await self._progress_store.put(self._progress(owned))
-        failpoint("orchestrator.admit.after_level")
+        failpoint("orchestrator.admit.after_progress")
         self._jobs.start(owned)
 
     def _progress(self, owned: OwnedJob) -> Progress:

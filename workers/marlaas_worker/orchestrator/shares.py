@@ -33,7 +33,7 @@ class Holdings:
         return copied
 
     def take(self, demand: JobDemand, sign: int = 1) -> None:
-        """Note that a job is admitted; with sign -1, that it no longer is."""
+        """Add the units of an admitted job to its tenant's; with sign -1, subtract them."""
         held = self._held.setdefault(demand.tenant, {})
         for resource, units in demand.need.items():
             held[resource] = held.get(resource, 0) + sign * units
@@ -44,7 +44,7 @@ class Holdings:
         return max((units / self._totals[resource] for resource, units in held.items()), default=0.0)
 
     def share(self, tenant: str) -> float:
-        """Return a tenant's share now."""
+        """Return a tenant's dominant share divided by its weight."""
         return self.dominant(tenant) / self._weights.get(tenant, 1.0)
 
     def share_after(self, demand: JobDemand) -> float:

@@ -224,7 +224,9 @@ class Assembly:
             The messages to log.
         """
         draft = self.open
-        if draft is None or draft.unfinished or not (self._may_close(draft) or self._is_closing(draft)):
+        # An earlier orchestrator may have closed the step for some agents.
+        is_closing = draft is not None and any(part.closed for part in draft.agents.values())
+        if draft is None or draft.unfinished or not (self._may_close(draft) or is_closing):
             return []
         closed: list[GroupLogEntry] = [
             StepClosed(
@@ -358,10 +360,6 @@ class Assembly:
         later = self.rules.groups_per_step
         return all(number <= places + slack * later for number, slack in enumerate(timely, 1))
 
-    def _is_closing(self, draft: StepDraft) -> bool:
-        """Whether an earlier orchestrator has closed the step for some agents."""
-        return any(part.closed for part in draft.agents.values())
-
     def _open(self) -> None:
         if self._next_step >= self.rules.steps:
             return
@@ -382,9 +380,9 @@ class Assembly:
         version = part.base_version if self.rules.is_demonstrated(draft.step) else version
         signal = own.outcome is GroupOutcome.SIGNAL
         if signal and not part.closed and part.base_version - version <= self.rules.max_staleness:
-            return self._ready(draft, agent, group, version, used.settled(TokenUse.TRAINED))
+            return self._ready(draft, agent, group, version, used.counted_as(TokenUse.TRAINED))
         use = TokenUse.FROZEN if own.outcome is GroupOutcome.FROZEN else TokenUse.ZERO_VARIANCE
-        return self._unused(draft, agent, group, used.settled(TokenUse.STALE if signal else use))
+        return self._unused(draft, agent, group, used.counted_as(TokenUse.STALE if signal else use))
 
     def _ready(
         self, draft: StepDraft, agent: str, group: CompleteGroup, version: int, usage: UsageAmounts

@@ -1,40 +1,127 @@
-"""Tenants' use of the pools: past use, which is kept on the bus, and rates, which their quotas limit.
+"""Use of the pools by tenants, kept on the bus in the bucket `tenants`: total usage since the first job, and past use. And their rates, which quotas limit.
 
-Past use is written to the bucket `tenants`, so that a restart of the orchestrator does not clear it. It cannot be derived
-from the progress of jobs: a tenant may delete its jobs.
+Neither can be derived from the progress of jobs alone: a tenant may delete its jobs, which leave nothing else behind.
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Container, Iterable, Mapping
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Unreadable
-from marlaas_api.fenced import FencedKey
-from marlaas_api.messages import PastUses, TenantQuota
+from marlaas_api.fenced import FencedKey, FencedKeys
+from marlaas_api.messages import PastUses, Progress, TenantQuota, TenantUsage, UsageAmounts
+from marlaas_api.messages.usage import total
+from marlaas_api.names import DEFAULT_TENANT
 from marlaas_api.wire import decode_as, encode
 from marlaas_worker.orchestrator.admission import AdmissionQueue, TenantTerms
-from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.quota import Pacing
 
-WRITE_S = 30.0
+TOTALS_S = 10.0
+"""Time between two writes of the totals. A kill loses none of them: they are summed from the progress of all jobs."""
+PAST_USE_S = 30.0
 """Time between two writes of past use. An orchestrator that is killed loses at most that much of it, out of hours."""
 
 log = logging.getLogger(__name__)
 
 
-class TenantUse:
-    """Past use and total usage on the bus, and the pauses of tenants that are over a rate."""
+class TenantAccounts:
+    """The usage of all tenants. Methods that read or write raise Overtaken and errors of the bus; a failed write changes nothing here."""
 
-    def __init__(self, bus: Bus, queue: AdmissionQueue, progress_store: ProgressStore) -> None:
+    def __init__(self, bus: Bus) -> None:
+        self._keys = FencedKeys(bus, subjects.TENANTS)
+        self._known: dict[str, TenantUsage] = {}
+        self._unreadable: dict[str, Unreadable] = {}
+        self._written_at = 0.0
+        self._writes = asyncio.Lock()
+
+    async def load(self) -> None:
+        """Read what an earlier orchestrator wrote. A record that cannot be parsed is never overwritten."""
+        self._known, self._unreadable = {}, {}
+        for entry in await self._keys.entries(subjects.TENANT_USAGE):
+            try:
+                account = decode_as(TenantUsage, entry.data or b"", f"the TenantUsage of key {entry.key}")
+            except Unreadable as error:
+                log.error("%s; it is not updated", error)
+                self._unreadable[entry.key] = error
+            else:
+                self._known[account.tenant] = account
+
+    def totals(self) -> dict[str, UsageAmounts]:
+        """Return the totals as of the last write, by tenant."""
+        return {name: account.total for name, account in sorted(self._known.items())}
+
+    async def close(self, progress: Progress, present: Container[str]) -> None:
+        """Add a job to its tenant's removed jobs, before its progress is deleted. May be repeated.
+
+        Args:
+            present: uids of all jobs that have a progress.
+
+        Raises:
+            Unreadable: the account cannot be read; the job's progress must be kept.
+        """
+        if (error := self._unreadable.get(subjects.tenant_usage_key(_tenant(progress)))) is not None:
+            raise error
+        async with self._writes:
+            account = self._account(_tenant(progress))
+            amounts = progress.amounts.closed()
+            if progress.uid in account.removing or amounts == UsageAmounts():
+                return
+            removing = (*(uid for uid in account.removing if uid in present), progress.uid)
+            await self._write(account.model_copy(update={"removed": account.removed + amounts, "removing": removing}))
+
+    async def save(self, all_progress: Iterable[Progress], now: float) -> None:
+        """Write the totals that have changed, if the last write is long enough ago. now: unix seconds."""
+        if 0 <= now - self._written_at < TOTALS_S:
+            return
+        async with self._writes:
+            for name, account in summed(self._known, all_progress).items():
+                is_readable = subjects.tenant_usage_key(name) not in self._unreadable
+                if is_readable and account.total != self._account(name).total:
+                    await self._write(account.model_copy(update={"at": now}))
+        self._written_at = now
+
+    def _account(self, tenant: str) -> TenantUsage:
+        return self._known.get(tenant) or TenantUsage(tenant=tenant)
+
+    async def _write(self, account: TenantUsage) -> None:
+        await self._keys.write(subjects.tenant_usage_key(account.tenant), encode(account))
+        self._known[account.tenant] = account
+
+
+def summed(accounts: Mapping[str, TenantUsage], all_progress: Iterable[Progress]) -> dict[str, TenantUsage]:
+    """Return the accounts by tenant with new totals: of removed jobs, and of the jobs that have a progress."""
+    present: dict[str, list[UsageAmounts]] = defaultdict(list)
+    for progress in all_progress:
+        tenant = _tenant(progress)
+        if tenant not in accounts or progress.uid not in accounts[tenant].removing:
+            present[tenant].append(progress.amounts)
+    names = sorted({*accounts, *present})
+    known = {name: accounts.get(name) or TenantUsage(tenant=name) for name in names}
+    return {
+        name: account.model_copy(update={"total": account.removed + total(present[name])})
+        for name, account in known.items()
+    }
+
+
+def _tenant(progress: Progress) -> str:
+    """Return a job's tenant. Progress of older writers has none, and counts for the default tenant."""
+    return progress.tenant or DEFAULT_TENANT
+
+
+class TenantUse:
+    """Past use of tenants on the bus, and the pauses of those that are over a rate."""
+
+    def __init__(self, bus: Bus, queue: AdmissionQueue) -> None:
         self.pacing = Pacing()
         self._bus, self._queue, self._past = bus, queue, queue.past
         self._key: FencedKey | None = None
-        self._written_at, self._progress_store, self._is_unread = 0.0, progress_store, False
+        self._written_at, self._is_unread = 0.0, False
 
     async def load(self) -> None:
         """Read what an earlier orchestrator wrote. A past use that cannot be parsed counts as none, and is not overwritten."""
-        await self._progress_store.accounts.load()
         self._key = FencedKey(await self._bus.bucket(subjects.TENANTS), subjects.PAST_USE)
         data = await self._key.read()
         try:
@@ -47,16 +134,18 @@ class TenantUse:
         self._past.use, self._past.at = dict(record.use), record.at or None
 
     async def save(self, now: float) -> None:
-        """Write past use and total usage, each if it has changed and its last write is long enough ago. Raises Overtaken, and errors of the bus."""
-        await self._progress_store.accounts.save(self._progress_store.all(), now)
-        if 0 <= now - self._written_at < WRITE_S or not self._past.use or self._is_unread or self._key is None:
+        """Write the past use, if the last write is long enough ago. Raises Overtaken, and errors of the bus."""
+        if 0 <= now - self._written_at < PAST_USE_S or not self._past.use or self._is_unread or self._key is None:
             return
         record = PastUses(use=dict(self._past.use), at=self._past.at or now)
         await self._key.write(encode(record))
         self._written_at = now
 
-    def note(self, terms: Mapping[str, TenantTerms], now: float) -> None:
-        """Note what all jobs have used by now, and decide which tenants pause."""
+    def advance(self, terms: Mapping[str, TenantTerms], gained: Mapping[str, tuple[float, float]], now: float) -> None:
+        """Add the use since the last call, and decide which tenants pause.
+
+        gained: by tenant, charged tokens and trainer seconds since the last call.
+        """
         self._queue.advance(now)
         quotas = {name: one.quota for name, one in terms.items() if one.quota != TenantQuota()}
-        self.pacing.update(quotas, self._progress_store.take_gained(), now)
+        self.pacing.update(quotas, gained, now)

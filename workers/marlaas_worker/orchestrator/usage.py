@@ -1,4 +1,10 @@
-"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission."""
+"""Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission.
+
+Turns tell what their tokens were used for (`metering`). Only the totals contain generations that were cancelled or failed, and slot seconds.
+Such generations leave no record of their own: a report repeats a total until it arrives, and it is current before a group is decided,
+as the limits of tenants need. A record would be lost with a replica that stops while NATS is away, and may come after the decision on
+its group or after the end of its job.
+"""
 
 from collections import deque
 from collections.abc import Mapping
@@ -14,7 +20,7 @@ class RunningTotal:
     """Sum of totals that restart from zero when their replica restarts.
 
     Attributes:
-        counted: each replica's total that is part of `total`. replica: `<pool>/<name>`; a name may exist in several pools.
+        counted: by replica (`<pool>/<name>`), the part of its total that `total` contains.
         since_seen: do not count a replica's total at its first report.
     """
 
@@ -23,7 +29,7 @@ class RunningTotal:
     since_seen: bool = False
 
     def see(self, replica: str, value: float) -> None:
-        """Note a replica's total since the replica's start."""
+        """Add what a replica's total has grown by since its last report. value: its total since it started."""
         before = self.counted.get(replica, value if self.since_seen else 0.0)
         self.total += value - before if value >= before else value
         self.counted[replica] = value
@@ -70,7 +76,7 @@ class JobUsage:
         )
 
     def see(self, reports: list[ReplicaReport], now: float) -> None:
-        """Update the totals from the current reports."""
+        """Update the totals from the reports of all replicas. now: seconds of any clock, for the rate."""
         for report in reports:
             if report.role == "rollout":
                 replica = f"{report.pool}/{report.replica}"
@@ -78,15 +84,13 @@ class JobUsage:
                 self.engine_s.see(replica, report.job_engine_s.get(self.uid, 0.0))
                 self.preempted_tokens.see(replica, report.job_preempted_tokens.get(self.uid, 0))
                 self.preempted_engine_s.see(replica, report.job_preempted_engine_s.get(self.uid, 0.0))
-                self._see_slots(replica, report.agent_slot_s.get(self.uid, {}))
+                slot_s = report.agent_slot_s.get(self.uid, {})
+                for agent in {*self.slot_s, *slot_s}:
+                    self.slot_s.setdefault(agent, RunningTotal()).see(replica, slot_s.get(agent, 0.0))
                 self.turn_bytes.see(replica, report.job_turn_bytes.get(self.uid, 0))
         self._points.append((now, self.tokens.total))
         while self._points and now - self._points[0][0] > self.window_s:
             self._points.popleft()
-
-    def _see_slots(self, replica: str, slot_s: Mapping[str, float]) -> None:
-        for agent in {*self.slot_s, *slot_s}:
-            self.slot_s.setdefault(agent, RunningTotal()).see(replica, slot_s.get(agent, 0.0))
 
     def with_slots(self, usage: Mapping[str, UsageAmounts]) -> dict[str, UsageAmounts]:
         """Return the usage by agent with the seconds of its slots."""
@@ -137,7 +141,7 @@ def has_just_ended(progress: Progress, now: float) -> bool:
     return progress.phase.final and now - (progress.finished_at or 0.0) <= LATE_S
 
 
-def late(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
+def with_late_use(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
     """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds."""
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)

@@ -18,7 +18,7 @@ _FEWEST = 2
 
 
 def turn_returns(rewards: Sequence[float], total: float, discount: float) -> list[float]:
-    """Return G [K] of a trajectory's turns.
+    """Return the discounted returns G [K] of a trajectory's turns; the last turn earns what `total` exceeds the sum of `rewards` by.
 
     Args:
         rewards: of its turns [K].

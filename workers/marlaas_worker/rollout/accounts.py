@@ -31,7 +31,7 @@ class Account:
 
     @property
     def path(self) -> Path:
-        """The account in the queue."""
+        """Names of the account in the fair queue: tenant and job, and the agent if the job has several."""
         return (self.tenant, self.job, self.agent) if self.agent else (self.tenant, self.job)
 
 
@@ -107,6 +107,6 @@ class OtherReplicas:
         grown = {tenant: total - before.get(tenant, 0) for tenant, total in totals.items()}
         return {tenant: tokens for tenant, tokens in grown.items() if tokens > 0}
 
-    def forget(self, replica: str) -> None:
+    def drop(self, replica: str) -> None:
         """Drop the totals of a replica whose report is gone."""
         self._totals.pop(replica, None)

@@ -95,11 +95,11 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """All requests that wait for a version. num: their number. settled: set when they have to look at the version again."""
+    """All requests that wait for a version. num: their number. decided: set when they have to look at the version again."""
 
     wait: Wait
     num: int = 0
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +123,7 @@ class Version:
 
     @property
     def name(self) -> str:
-        """Its name in the engine."""
+        """The name under which the engine has it."""
         return self.adapter.engine_name
 
     @property
@@ -133,13 +133,13 @@ class Version:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything has to be remembered of it."""
+        """Whether it has a slot, waiting requests, a failed load or an unload in progress; otherwise its object is dropped."""
         return not (self.slot is None and self.waiting is None and self.failure is None and self.unload is None)
 
     @property
     def is_current(self) -> bool:
         """Whether it is the newest version of an agent that this replica serves."""
-        return self.agent.newest == self.adapter.version and not self.agent.is_elsewhere
+        return self.agent.newest == self.adapter.version and self.agent.is_placed_here
 
     @property
     def is_committed(self) -> bool:
@@ -165,10 +165,10 @@ class Version:
         if self.state is VersionState.REFUSED and self.failure is not None:
             raise VersionRefused(f"{self.name} is refused: {self.failure.error}") from self.failure.error
 
-    def settle(self) -> None:
+    def wake(self) -> None:
         """Wake the requests that wait for it, so that they look at it again."""
         if self.waiting is not None:
-            self.waiting.settled.set()
+            self.waiting.decided.set()
             self.waiting = None
 
     def free_slot(self, now: float) -> None:
@@ -223,7 +223,7 @@ class ServedAgent:
     Attributes:
         newest: its newest committed version; None while it is not served.
         is_strict: whether its job is strict.
-        is_elsewhere: whether its requests go to other replicas; then its versions are loaded on request only.
+        is_placed_here: whether this replica serves its requests; if not, its versions are loaded on request only.
         tenant: of its last request; empty before the first.
         used_at: when it was last in use.
         proven, used: its versions that were proven, and that requests have run on, in this incarnation of the engine.
@@ -235,7 +235,7 @@ class ServedAgent:
     ref: AgentRef
     newest: int | None = None
     is_strict: bool = False
-    is_elsewhere: bool = False
+    is_placed_here: bool = True
     tenant: str = ""
     used_at: float = -math.inf
     proven: set[int] = field(default_factory=set)
@@ -260,8 +260,8 @@ class ServedAgent:
             self.called_at = {}
             self.restart()
 
-    def note_use(self, at: float) -> None:
-        """Note a request, unless it is not served any more."""
+    def record_use(self, at: float) -> None:
+        """Record when a request ran, unless it is not served any more."""
         if self.newest is not None:
             self.used_at = max(self.used_at, at)
 
@@ -293,5 +293,5 @@ class ServedAgent:
             del called_at[next(iter(called_at))]
 
     def may_call(self, version: int, now: float) -> bool:
-        """Return whether a version may be called again."""
+        """Return whether an open step or evaluation may call a past version again."""
         return any(now - called_at.get(version, -math.inf) < CALLED_S for called_at in self.called_at.values())

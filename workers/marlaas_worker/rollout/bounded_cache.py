@@ -20,18 +20,18 @@ class CacheBound:
         self._order: OrderedDict[tuple[BoundedCache[Any, Any], Hashable], int] = OrderedDict()
 
     def use(self, cache: "BoundedCache[K, V]", key: K) -> None:
-        """Note the use of a value."""
+        """Make a value the last that is evicted."""
         self._order.move_to_end((cache, key))
 
     def add(self, cache: "BoundedCache[K, V]", key: K, num_bytes: int) -> None:
-        """Count a new value, and evict others."""
+        """Add the bytes of a new value, and evict the least recently used values above the bound."""
         self._order[cache, key] = num_bytes
         self.num_bytes += num_bytes
         while self.num_bytes > self.max_bytes and len(self._order) > 1:
             self._evict()
 
     def remove(self, cache: "BoundedCache[K, V]", key: K) -> None:
-        """Stop counting a value."""
+        """Subtract the bytes of a value that its cache has dropped."""
         self.num_bytes -= self._order.pop((cache, key))
 
     def trim(self, is_old: Callable[[Any], bool]) -> None:

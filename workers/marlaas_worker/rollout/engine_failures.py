@@ -55,7 +55,7 @@ class EngineFailures:
         return Failures(before.number + 1, before.since if before.number else self._num_generated, text)
 
     def generated(self, job: ServedJob, prompt_ids: NDArray[np.int32]) -> None:
-        """Note that a prompt was generated."""
+        """Record that the engine has generated a reply to a prompt, whose earlier failures then do not count any more."""
         self._num_generated += 1
         if len(job.failures):
             job.failures.drop(_key(prompt_ids))

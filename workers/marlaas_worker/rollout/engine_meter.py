@@ -26,7 +26,7 @@ class Computed:
 
     @property
     def cost(self) -> int:
-        """What the request is charged."""
+        """Tokens that the request is charged."""
         return self.num_prompt + self.num_generated
 
 
@@ -63,13 +63,13 @@ class EngineMeter:
     _at: float = 0.0  # Only used while a request runs; the first `enter` sets it.
 
     def enter(self, now: float) -> float:
-        """Note that a request enters the engine; return the mark to pass to `leave`."""
+        """Count a request that enters the engine; return the mark to pass to `leave`."""
         self.advance(now)
         self.num_running += 1
         return self._share_s
 
     def leave(self, mark: float, now: float) -> float:
-        """Note that a request left the engine. Returns its share of the time in seconds."""
+        """Count a request out that has left the engine; return its share of the engine's time, in seconds."""
         self.advance(now)
         self.num_running -= 1
         return self._share_s - mark

@@ -79,7 +79,7 @@ class EngineCounters:
         self.cells = memoryview(memory).cast("q")
 
     def read(self) -> EngineCounts:
-        """Return the current values."""
+        """Return the current values of all counters."""
         return EngineCounts(*self.cells[: len(Cell)])
 
 

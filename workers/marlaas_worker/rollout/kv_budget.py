@@ -104,13 +104,13 @@ class PrefillShares:
         self._present: dict[str, _Present] = {}
 
     def join(self, tenant: str, weight: float) -> None:
-        """Note a request that waits for a place."""
+        """Add a request of a tenant that waits for a place in the engine."""
         one = self._present.setdefault(tenant, _Present(weight))
         one.weight = weight
         one.num_requests += 1
 
     def leave(self, tenant: str) -> None:
-        """Note that a request has left the engine, or waits no longer."""
+        """Remove a request that has left the engine, or waits no longer."""
         one = self._present[tenant]
         one.num_requests -= 1
         if not one.num_requests:

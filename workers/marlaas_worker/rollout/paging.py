@@ -147,7 +147,7 @@ class _Planner:
         self._expected = pace.expected(now)
         reloading = [one for one in residents if not one.is_ready and one.has_served and one.name not in self._expected]
         self._num_expected = len(self._expected) + len(reloading) + sum(one.is_yielding for one in residents)
-        self._owes = not self._is_idle and pace.owes(now, self._num_expected)
+        self._is_exceeded = not self._is_idle and pace.is_exceeded(now, self._num_expected)
         self._victims = sorted(
             (one for one in residents if one.is_ready and not one.num_running and not self._is_kept(one)),
             key=self._rank,
@@ -183,7 +183,7 @@ class _Planner:
     def _place(self, demand: PageDemand) -> None:
         """Find a slot for a version, or count it as missing."""
         is_limited = demand.is_reload and demand.name not in self._expected
-        if is_limited and not self._has_room(1 if demand.urgency is Urgency.PREFETCH else 1 - MAX_CREDIT):
+        if is_limited and not self._has_time(1 if demand.urgency is Urgency.PREFETCH else 1 - MAX_CREDIT):
             return
         if self._free > 0:
             self._free -= 1
@@ -198,7 +198,7 @@ class _Planner:
         self._num_expected += is_limited
         self._is_idle = self._is_idle and not demand.is_reload
 
-    def _has_room(self, num_loads: int) -> bool:
+    def _has_time(self, num_loads: int) -> bool:
         """Return whether there is time for so many re-loads besides the expected ones; if not, review the plan when there is."""
         if self._is_idle:
             return True
@@ -209,12 +209,12 @@ class _Planner:
 
     def _victim(self, urgency: Urgency, usage: float) -> Resident | None:
         """Take the next version to evict; None if there is none for this urgency and a tenant of this usage."""
-        found = next((one for one in self._victims if self._gives_way(one, urgency, usage)), None)
+        found = next((one for one in self._victims if self._may_lose(one, urgency, usage)), None)
         if found is not None:
             self._victims.remove(found)
         return found
 
-    def _gives_way(self, one: Resident, urgency: Urgency, usage: float) -> bool:
+    def _may_lose(self, one: Resident, urgency: Urgency, usage: float) -> bool:
         if urgency is Urgency.PREFETCH and (one.is_current or self._is_recent(one)):
             return False
         if (self._is_recent(one) and one.usage < usage) or (one.num_queued and one.usage == usage):
@@ -225,13 +225,13 @@ class _Planner:
         """Return whether a version that is needed may lose its slot; its re-load is then expected."""
         if one.is_yielding:
             return True
-        has_room = self._has_room(1)
-        self._num_expected += has_room
-        return has_room
+        has_time = self._has_time(1)
+        self._num_expected += has_time
+        return has_time
 
     def _is_needed(self, one: Resident) -> bool:
         """Return whether a re-load probably follows the eviction of a version."""
-        seconds = self._needed_s(one) if self._owes else 0.0
+        seconds = self._needed_s(one) if self._is_exceeded else 0.0
         return one.has_served and (self._is_recent(one) or self._now < one.used_at + seconds)
 
     def _is_costly(self, one: Resident) -> bool:

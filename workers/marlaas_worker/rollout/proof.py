@@ -34,7 +34,7 @@ from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, Loa
 
 
 class Check(StrEnum):
-    """The checks of a proof."""
+    """The checks that a loaded version has to pass before it is served (`load_proven`)."""
 
     IDENTITY = "identity"
     FILES = "files"

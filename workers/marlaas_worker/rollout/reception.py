@@ -1,7 +1,7 @@
 """Receives generation requests, and forwards each to the replica that owns its group.
 
 NATS distributes a pool's requests over its replicas (queue group); each replica also listens on a subject of
-its own for forwarded requests. All replicas choose the same owner independently (`homes`).
+its own for forwarded requests. All replicas choose the same owner independently (`agent_placement`).
 
 A sandbox's permissions limit the subjects on which it publishes, so the names
 in a request must match its subject. They do not limit the reply subject, so that is checked here too.
@@ -22,12 +22,12 @@ from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepR
 from marlaas_api.names import AgentRef
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.accounts import OtherReplicas
-from marlaas_worker.rollout.homes import Homes, homes
+from marlaas_worker.rollout.agent_placement import AgentPlacement, place_agents
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 QUEUE = "rollout"
-_HOMES_S = 1.0
+_PLACEMENT_S = 1.0
 Handler = Callable[[Request], Awaitable[None]]
 _Message = GenerateRequest | CancelRequest | KeepRequest
 _log = logging.getLogger(__name__)
@@ -49,9 +49,9 @@ class Reception:
         self._listening: dict[str, AsyncExitStack] = {}
         self._agents: tuple[JobAgent, ...] = ()
         self._keys: dict[str, str] = {}
-        self._homes: Homes | None = None
-        self._homes_of: frozenset[str] = frozenset()
-        self._homes_at = -math.inf
+        self._placement: AgentPlacement | None = None
+        self._placed_on: frozenset[str] = frozenset()
+        self._placed_at = -math.inf
 
     async def follow(self) -> None:
         """Keep the cache of replica reports up to date, until cancelled."""
@@ -63,7 +63,7 @@ class Reception:
         All calls must come from the same task. Raises BusUnavailable; subscriptions that are open by then stay
         open.
         """
-        self._agents, self._homes = tuple(agents), None
+        self._agents, self._placement = tuple(agents), None
         self._keys = {subject: one.policy_key for one in self._agents for subject in one.generations}
         wanted = self._keys.keys()
         own = subjects.engine(self._pool, self._me)
@@ -92,25 +92,25 @@ class Reception:
         is_ready = self._engine.up and not self._requests.closed
         return names | {self._me} if is_ready or not names else names
 
-    def homes(self) -> Homes:
+    def placement(self) -> AgentPlacement:
         """Return the replicas of each agent, computed again when agents or live replicas change, and once a second."""
         live, now = frozenset(self.live()), asyncio.get_running_loop().time()
-        if self._homes is None or live != self._homes_of or now - self._homes_at > _HOMES_S:
+        if self._placement is None or live != self._placed_on or now - self._placed_at > _PLACEMENT_S:
             reports = [report for _, report, _ in self._replicas.items()]
-            self._homes = homes(self._agents, live, self._engine.limits.max_num_seqs, reports)
-            self._homes_of, self._homes_at = live, now
-        return self._homes
+            self._placement = place_agents(self._agents, live, self._engine.limits.max_num_seqs, reports)
+            self._placed_on, self._placed_at = live, now
+        return self._placement
 
-    def elsewhere(self) -> frozenset[AgentRef]:
-        """Return the agents that other replicas serve."""
-        placed = self.homes()
+    def placed_on_others(self) -> frozenset[AgentRef]:
+        """Return the agents whose requests only other replicas serve."""
+        placed = self.placement()
         return frozenset(one.agent_ref for one in self._agents if self._me not in placed.of(one.policy_key))
 
     def _on_report(self, key: str) -> None:
         """Charge tenants here for what they have used on another replica since its last report."""
         report = self._replicas.get(key)
         if report is None:
-            self._others.forget(key)
+            self._others.drop(key)
         elif report.replica != self._me:
             for tenant, num_tokens in self._others.growth(key, report.tenant_tokens).items():
                 self._engine.limiter.charge(tenant, num_tokens)
@@ -137,7 +137,7 @@ class Reception:
 
     def _owner(self, message: GenerateRequest) -> str:
         subject = subjects.generation(message.namespace, message.job, message.agent)
-        return self.homes().owner(self._keys.get(subject, ""), message.group, message.last_replica)
+        return self.placement().owner(self._keys.get(subject, ""), message.group, message.last_replica)
 
     async def _broadcast(self, message: CancelRequest | KeepRequest) -> None:
         """Forward to all replicas, since an earlier owner of the episode may still run its requests."""

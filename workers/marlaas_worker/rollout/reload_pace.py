@@ -42,10 +42,10 @@ class ReloadPace:
 
     @property
     def price_s(self) -> float:
-        """Expected time of a re-load."""
+        """Expected seconds of a re-load."""
         return min(self._mean_s, _MAX_PRICE_S)
 
-    def room_s(self, now: float, num_expected: int) -> float:
+    def left_s(self, now: float, num_expected: int) -> float:
         """Return the time that is left for re-loads after so many expected ones; negative if they exceed the share.
 
         No more is saved up than one further load needs; so much is there at the first load.
@@ -55,20 +55,20 @@ class ReloadPace:
             self._balance_s = min(self._balance_s, (num_expected + 1) * self.price_s)
         return self._balance_s - num_expected * self.price_s
 
-    def owes(self, now: float, num_expected: int) -> bool:
+    def is_exceeded(self, now: float, num_expected: int) -> bool:
         """Return whether so many expected re-loads exceed the share."""
-        return self.room_s(now, num_expected) < -_ROUNDING_S
+        return self.left_s(now, num_expected) < -_ROUNDING_S
 
     def delay_s(self, now: float, num_expected: int, num_loads: int) -> float:
         """Return the seconds until there is time for so many re-loads besides the expected ones; 0 if there is now.
 
         num_loads: may be negative: minus the number of loads for which there need not be time yet.
         """
-        missing_s = num_loads * self.price_s - self.room_s(now, num_expected)
+        missing_s = num_loads * self.price_s - self.left_s(now, num_expected)
         return missing_s / MAX_RELOAD_SHARE if missing_s > _ROUNDING_S else 0.0
 
     def expect(self, name: str, now: float) -> None:
-        """Note that a version in use was evicted: it will be loaded again."""
+        """Record that a version in use was evicted: it will be loaded again."""
         self._evicted_at[name] = now
 
     def expected(self, now: float) -> frozenset[str]:
@@ -80,7 +80,7 @@ class ReloadPace:
         """Drop the expected re-loads, after the engine has stopped."""
         self._evicted_at.clear()
 
-    def note(self, name: str, seconds: float, now: float, *, is_reload: bool, is_free: bool = False) -> None:
+    def add_load(self, name: str, seconds: float, now: float, *, is_reload: bool, is_free: bool = False) -> None:
         """Record the time of a load. is_free: no request was delayed, so a re-load takes nothing of the share."""
         self._evicted_at.pop(name, None)
         self.num_loads += 1

@@ -100,7 +100,7 @@ class ProvenVersions:
                 self.wake.set()
 
     async def _wait(self, version: Version, tenant: str) -> None:
-        """Return when the version is settled: served or refused. Raises VersionRefused if it is refused already."""
+        """Return when the version is served, or has to be looked at again. Raises VersionRefused if it is refused already."""
         version.raise_refusal()
         if version.waiting is None:
             version.waiting = Waiting(Wait(version.name, tenant, time.monotonic()))
@@ -109,11 +109,11 @@ class ProvenVersions:
         waiting = version.waiting
         waiting.num += 1
         try:
-            await waiting.settled.wait()
+            await waiting.decided.wait()
         finally:
             waiting.num -= 1
             if not waiting.num and version.waiting is waiting:
-                self._settle(version)
+                self._wake(version)
 
     def newest_resident(self, agent: AgentRef) -> int:
         """Return the newest version of an agent that may be served now, without a load; -1 if there is none."""
@@ -143,15 +143,15 @@ class ProvenVersions:
         self,
         newest: Iterable[AdapterRef],
         strict: Collection[AgentRef] = (),
-        elsewhere: Collection[AgentRef] = (),
+        on_others: Collection[AgentRef] = (),
     ) -> None:
-        """Set the newest version of every served agent, the agents of strict jobs, and those that other replicas serve."""
+        """Set the newest version of every served agent, the agents of strict jobs, and those that are placed on other replicas."""
         versions = {adapter.agent_ref: adapter.version for adapter in newest}
         self.served = tuple(self._jobs.agent(ref) for ref in versions)
         for agent in self._jobs.agents():
             agent.serve(versions.get(agent.ref))
             agent.is_strict = agent.ref in strict
-            agent.is_elsewhere = agent.ref in elsewhere
+            agent.is_placed_here = agent.ref not in on_others
         self.wake.set()
         self._notify()
 
@@ -172,7 +172,7 @@ class ProvenVersions:
         version.state = VersionState.PROVEN
         version.failure = None
         version.agent.proven.add(version.adapter.version)
-        self._settle(version)
+        self._wake(version)
         self._notify()
         self.wake.set()
 
@@ -184,7 +184,7 @@ class ProvenVersions:
         version.state = state
         self.resident.pop(version.adapter, None)
         if state is VersionState.REFUSED:
-            self._settle(version)
+            self._wake(version)
 
     def clear(self, now: float) -> None:
         """Remove all versions and refusals, after the engine has stopped. Requests that wait go on waiting."""
@@ -206,13 +206,13 @@ class ProvenVersions:
                 limited = VersionState.REVOKED if version.name in revoked else VersionState.YIELDING
                 version.state = limited if version.name in yielding else VersionState.PROVEN
             if version.state is VersionState.PROVEN and version.waiting is not None:
-                self._settle(version)
+                self._wake(version)
                 self._notify()
 
-    def _settle(self, version: Version) -> None:
+    def _wake(self, version: Version) -> None:
         """Wake the requests that wait for a version, so that they look at it again."""
         self.waiting.pop(version.adapter, None)
-        version.settle()
+        version.wake()
 
     def _notify(self) -> None:
         self._changed.set()

@@ -170,7 +170,7 @@ class PretrainedTokenizer:
 
     @cached_property
     def renderer(self) -> Renderer:
-        """The reader of the model family's replies."""
+        """The renderer of the model family."""
         return Renderer.of(self._tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -107,7 +107,7 @@ class Versions:
         residents = {one.name: one for one in self.proven.resident.values()}
         for one in residents.values():
             if one.slot is not None and one.slot.used_at > one.slot.loaded_at:
-                one.agent.note_use(one.slot.used_at)
+                one.agent.record_use(one.slot.used_at)
         plan = plan_pages(
             self.proven.num_slots,
             [one.as_resident(one.slot, usage(one.agent.tenant), now) for one in residents.values() if one.slot],
@@ -130,7 +130,7 @@ class Versions:
         waiting = {one.name: one for one in self.proven.waiting.values()}
         waits = (one.waiting.wait for one in waiting.values() if one.waiting is not None)
         ordered = [waiting[wait.name] for wait in order_waits(waits, self._engine.limiter.usage)]
-        own = [one for one in self._newest() if not one.agent.is_elsewhere]
+        own = [one for one in self._newest() if one.agent.is_placed_here]
         own.sort(key=lambda one: -one.agent.used_at)
         versions = (*(one for one in ordered if one.is_committed), *own)
         return {one.name: one for one in versions if one.may_load(now)}
@@ -209,7 +209,7 @@ class Versions:
                 await self._failed(version, slot.loaded, error)
         else:
             if incarnation == self._engine.incarnation:
-                self.pace.note(version.name, proof.load_s, _clock(), is_reload=is_reload, is_free=is_free)
+                self.pace.add_load(version.name, proof.load_s, _clock(), is_reload=is_reload, is_free=is_free)
                 self.proven.add(version, manifest)
                 self._changed()
                 if not is_reload:

@@ -25,7 +25,7 @@ SMALL = 1 << 17
 
 
 def register() -> None:
-    """Offer the norms to vLLM under the name PROVIDER, and choose the products of layers; done once in each process."""
+    """Register the norms with vLLM under the name PROVIDER, and have small float32 layers multiplied by torch; done once in each process."""
     if PROVIDER in ir.ops.rms_norm.impls:
         return
     current_platform.import_kernels()

@@ -97,7 +97,7 @@ def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSett
 def choose_cache_bytes(model: Path, spec: PoolSpec, card: Card | None) -> int:
     """Return the bytes of the KV cache: the pool's, or what a card has left beside the other parts of the plan, or a CPU's default.
 
-    card: None on a CPU. Raises InvalidInput, with the numbers, if the least plan of an engine does not fit the card.
+    card: None on a CPU. Raises InvalidInput, with the numbers, if the least memory of an engine does not fit the card.
     """
     if card is None:
         return cache_bytes(spec)

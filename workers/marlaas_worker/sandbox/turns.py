@@ -37,9 +37,9 @@ class TurnStopsEngine(Permanent):
 
 
 class TurnRefused(Permanent):
-    """The environment's messages or the base model's chat template are why the turn cannot be generated; the text is for people.
+    """A turn cannot be generated from the environment's messages or with the base model's chat template; the text is for people.
 
-    is_permanent: no messages at all could be.
+    is_permanent: with this template no turn can be, whatever the messages.
     """
 
     def __init__(self, text: str, *, is_permanent: bool = False) -> None:

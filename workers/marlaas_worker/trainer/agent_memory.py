@@ -69,7 +69,7 @@ def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
 
 
 def refuse_small_card(pool: PoolDocument) -> None:
-    """Raise InvalidInput, with the numbers, if the least plan of a trainer does not fit this process's card."""
+    """Raise InvalidInput, with the numbers, if the least memory that a trainer of this pool needs exceeds that of this process's card."""
     plan, _ = trainer_plan(inspect(Path(pool.model_path)), pool.spec)
     there = usable(torch.cuda.mem_get_info()[1])
     if plan.total > there:

@@ -40,7 +40,7 @@ class ComputeAccount:
 
     @property
     def path(self) -> Path:
-        """The account in the queue."""
+        """Names of the account in the fair queue, from the tenant down."""
         return self.tenant, self.job, self.agent
 
 

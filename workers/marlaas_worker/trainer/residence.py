@@ -62,7 +62,7 @@ class Residence:
         return trained_bytes(agent.adapter.rank, spec.num_copies(agent), bytes_per_rank)
 
     def must_leave(self, inbox: StepInbox) -> bool:
-        """Return whether another agent needs the place. inbox: what is left to train. Raises LogInvalid."""
+        """Return whether the agent has to leave the trainer's memory, because another one waits. inbox: its steps that are left to train. Raises LogInvalid."""
         return self._shared.room.pause(self._assignment.policy_key, pause_of(inbox))
 
     async def make_learner(self) -> Learner:

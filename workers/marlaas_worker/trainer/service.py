@@ -51,7 +51,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
-        InvalidInput: the card is too small for the least plan of a trainer.
+        InvalidInput: the card is too small for the least memory of a trainer.
         CalibrationFailed: the model is too coarse in the engines' dtype to distinguish a wrong adapter from rounding.
         DeviceLost: the device failed, and only a new process can continue.
         InvalidInput: the pool wants a GPU, and it cannot be used.

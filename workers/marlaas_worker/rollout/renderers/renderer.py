@@ -48,7 +48,7 @@ class Renderer:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "Renderer":
-        """Return the reader for a tokenizer of transformers."""
+        """Return the renderer for a tokenizer of transformers."""
         template = tokenizer.chat_template
         text = template if isinstance(template, str) else ""
         return cls(tokenizer, family_of(text, tokenizer.get_vocab()), getattr(tokenizer, "response_template", None))

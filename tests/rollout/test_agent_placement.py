@@ -8,7 +8,7 @@ from tests.harness import job_document
 from tests.tables import rows
 
 from marlaas_api.messages import JobAgent, ReplicaReport
-from marlaas_worker.rollout.homes import EVEN, MIN_EXCESS, MIN_PART, Homes, _costs, homes
+from marlaas_worker.rollout.agent_placement import EVEN, MIN_EXCESS, MIN_PART, AgentPlacement, _costs, place_agents
 
 NUM_SEQS, KEY = 64, "team-a.sums.policy"
 REPLICAS = ["rollout-0", "rollout-1", "rollout-2"]
@@ -37,14 +37,14 @@ def test_open_episodes_are_those_of_the_steps_in_flight_and_at_most_the_sandboxe
 
 def test_small_agents_share_the_replicas_stay_where_they_are_and_only_those_of_a_dying_replica_move():
     agents = [agent(f"j{number}") for number in range(30)]
-    placed = homes(agents, REPLICAS, NUM_SEQS, ())
+    placed = place_agents(agents, REPLICAS, NUM_SEQS, ())
     assert all(len(placed.of(one.policy_key)) == 1 for one in agents)
     assert sorted(Counter(placed.of(one.policy_key)[0] for one in agents).values()) == [10, 10, 10]
-    assert of_all(homes(agents[::-1], REPLICAS[::-1], NUM_SEQS, ()), agents) == of_all(placed, agents)
+    assert of_all(place_agents(agents[::-1], REPLICAS[::-1], NUM_SEQS, ()), agents) == of_all(placed, agents)
     reports = [report(name, *(one for one in agents if name in placed.of(one.policy_key))) for name in REPLICAS]
-    after = homes([*agents, agent("newcomer")], REPLICAS, NUM_SEQS, reports)
+    after = place_agents([*agents, agent("newcomer")], REPLICAS, NUM_SEQS, reports)
     assert of_all(after, agents) == of_all(placed, agents)
-    after = homes(agents, REPLICAS[:2], NUM_SEQS, reports[:2])
+    after = place_agents(agents, REPLICAS[:2], NUM_SEQS, reports[:2])
     stay = [one for one in agents if placed.of(one.policy_key) != ("rollout-2",)]
     assert of_all(after, stay) == of_all(placed, stay)
 
@@ -52,14 +52,18 @@ def test_small_agents_share_the_replicas_stay_where_they_are_and_only_those_of_a
 def test_an_agent_whose_episodes_do_not_fit_one_batch_lives_on_as_many_as_it_needs_and_stays_there():
     """Its two parts of 32 keep 16 small agents of 4 from its replicas, but for those that the mean leaves room for."""
     large, small = agent("large", groups=8, size=8), [agent(f"j{number}", groups=1) for number in range(16)]
-    assert [len(homes([large], REPLICAS, num_seqs, ()).of(large.policy_key)) for num_seqs in (64, 32, 10)] == [1, 2, 3]
+    assert [len(place_agents([large], REPLICAS, num_seqs, ()).of(large.policy_key)) for num_seqs in (64, 32, 10)] == [
+        1,
+        2,
+        3,
+    ]
     for pair in (["rollout-0", "rollout-1"], ["rollout-1", "rollout-2"], ["rollout-2", "rollout-0"]):
-        placed = homes([large, *small], REPLICAS, 32, [report(name, large) for name in pair])
+        placed = place_agents([large, *small], REPLICAS, 32, [report(name, large) for name in pair])
         assert set(placed.of(large.policy_key)) == set(pair)
         counts = Counter(replica for one in small for replica in placed.of(one.policy_key))
         (free,) = set(REPLICAS) - set(pair)
         assert counts[free] >= 10
-    placed = homes([large], REPLICAS[:2], 32, ())
+    placed = place_agents([large], REPLICAS[:2], 32, ())
     owners = [placed.owner(large.policy_key, f"{large.document.uid}-t{number}") for number in range(8)]
     assert Counter(owners) == {"rollout-0": 4, "rollout-1": 4}, "its groups in turn, and members to one"
     assert placed.owner(large.policy_key, f"{large.document.uid}-e3v5") == owners[3]
@@ -71,7 +75,7 @@ def test_an_agent_is_where_its_newest_version_is():
     for now, before in (("rollout-0", "rollout-1"), ("rollout-1", "rollout-0")):
         left = report(before).model_copy(update={"verified": (one.adapter(2).engine_name, one.adapter(9).engine_name)})
         here = report(now).model_copy(update={"verified": (one.adapter(10).engine_name,)})
-        assert homes([one], REPLICAS, NUM_SEQS, [left, here]).of(one.policy_key) == (now,)
+        assert place_agents([one], REPLICAS, NUM_SEQS, [left, here]).of(one.policy_key) == (now,)
 
 
 def team(**agent_tokens):
@@ -86,7 +90,7 @@ def team(**agent_tokens):
 def test_agents_of_a_job_are_placed_by_their_recent_tokens(order):
     tokens = dict(zip(order, (8000, 4000, 2000, 1000), strict=True))
     agents, reports = team(**tokens)
-    placed, loads = homes(agents, REPLICAS[:2], NUM_SEQS, reports), Counter()
+    placed, loads = place_agents(agents, REPLICAS[:2], NUM_SEQS, reports), Counter()
     for one in agents:
         (replica,) = placed.of(one.policy_key)
         loads[replica] += tokens[one.agent.name]
@@ -103,12 +107,12 @@ def test_an_agent_without_tokens_counts_a_little_and_without_any_tokens_all_coun
 
 @pytest.mark.parametrize("group", ["", "t1", "uid-sums-x", "uid-sums-t" + "9" * 5000])
 def test_requests_of_unknown_agents_and_with_invalid_names_have_an_owner(group):
-    assert homes([], REPLICAS, NUM_SEQS, ()).owner("team-a.gone.policy", group) in REPLICAS
+    assert place_agents([], REPLICAS, NUM_SEQS, ()).owner("team-a.gone.policy", group) in REPLICAS
 
 
 def homes_of(*loads):
     names = "abcd"[: len(loads)]
-    return Homes({KEY: tuple(names)}, tuple(names), dict(zip(names, loads, strict=True)))
+    return AgentPlacement({KEY: tuple(names)}, tuple(names), dict(zip(names, loads, strict=True)))
 
 
 def owners(placed, numbers, last=""):

@@ -1,6 +1,6 @@
 """The replicas of a pool that serve each agent and each group. Pure: all replicas compute the same from the same documents and reports.
 
-An agent lives on the fewest replicas whose batches hold its open episodes; the other replicas need not hold its adapter.
+An agent is placed on the fewest replicas whose batches hold its open episodes; the other replicas need not hold its adapter.
 All agents are placed by one arithmetic (`placement`): an agent that needs several replicas has as many parts.
 
 The members of a group go to one replica, which computes their prompt once.
@@ -37,7 +37,7 @@ _BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Homes:
+class AgentPlacement:
     """The replicas of each agent, by its policy key; `everywhere` serves all others. loads: requests of each replica."""
 
     by_agent: Mapping[str, tuple[str, ...]]
@@ -84,9 +84,9 @@ class Homes:
         return self.loads.get(replica, 0)
 
 
-def homes(
+def place_agents(
     agents: Collection[JobAgent], replicas: Collection[str], num_seqs: int, reports: Iterable[ReplicaReport]
-) -> Homes:
+) -> AgentPlacement:
     """Place agents on replicas.
 
     Args:
@@ -111,7 +111,7 @@ def homes(
     for part, replica in place(parts, replicas).items():
         found[part.partition("/")[0]].append(replica)
     loads = {report.replica: report.num_running + report.num_waiting for report in reports}
-    return Homes({key: _ranked(key, names) for key, names in found.items()}, _ranked("", replicas), loads)
+    return AgentPlacement({key: _ranked(key, names) for key, names in found.items()}, _ranked("", replicas), loads)
 
 
 def _costs(agents: Iterable[JobAgent], loads: Mapping[str, int], reports: Iterable[ReplicaReport]) -> dict[str, float]:

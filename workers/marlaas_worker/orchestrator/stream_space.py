@@ -1,4 +1,4 @@
-"""Space in the stream TURNS for each job, limited so that the stream does not fill up. Pure, but for `Room.refresh`.
+"""Space in the stream TURNS for each job, limited so that the stream does not fill up. Pure, but for `StreamSpace.refresh`.
 
 The turns of a step are needed until the step is recorded. Without limits, the stream could be full of turns of
 unfinished steps, and no step could finish. So a job begins a step only if the whole step fits, including
@@ -16,8 +16,8 @@ from marlaas_api import subjects
 from marlaas_api.bus import Bus, StreamState
 from marlaas_api.messages.job_spec import JobSpec
 
-SHARE = 0.75
-"""Share of the stream that jobs may hold by estimate; the rest is a reserve for estimates that are too low."""
+MAX_HELD = 0.75
+"""Part of the stream that jobs may hold by estimate; the rest is a reserve for estimates that are too low."""
 TIGHT = 0.5
 """Fill level of the stream from which consumed turns are purged at once, not one step later."""
 FULL = 0.95
@@ -33,8 +33,8 @@ _BYTES_PER_TURN = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
-    """Bytes of one job.
+class SpaceNeed:
+    """Bytes of the stream that one job holds, and that it may need.
 
     Attributes:
         held: turns of its open groups and evaluation, whether written already or not.
@@ -57,25 +57,25 @@ class Claim:
         return max(self.held, self.step, self.wanted)
 
 
-def bounds(total: int, claims: Mapping[str, Claim]) -> dict[str, int]:
-    """Return the bytes that each job may hold; jobs begin a step in the order of `claims`.
+def bounds(total: int, needs: Mapping[str, SpaceNeed]) -> dict[str, int]:
+    """Return the bytes that each job may hold; jobs begin a step in the order of `needs`.
 
     The sum exceeds `total` only if the reserved bytes do. A job without open groups gets its whole step or
     nothing. While a job waits to begin, no job behind it begins, unless the waiting job's step exceeds the
     total and so never fits. While no job waits, the rest is shared out evenly, up to `wanted`.
     """
-    granted = {uid: claim.reserved for uid, claim in claims.items()}
+    granted = {uid: need.reserved for uid, need in needs.items()}
     left, waits = max(0, total - sum(granted.values())), False
-    for uid, claim in claims.items():
-        if granted[uid] or claim.step > total:
+    for uid, need in needs.items():
+        if granted[uid] or need.step > total:
             continue
-        waits = waits or claim.step > left
+        waits = waits or need.step > left
         if not waits:
-            granted[uid] = claim.step
-            left -= claim.step
+            granted[uid] = need.step
+            left -= need.step
     if not waits:
         for uid, more in _even(
-            left, {uid: claims[uid].wanted - bound for uid, bound in granted.items() if bound}
+            left, {uid: needs[uid].wanted - bound for uid, bound in granted.items() if bound}
         ).items():
             granted[uid] += more
     return granted
@@ -90,27 +90,27 @@ def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
     return given
 
 
-class Room:
-    """The stream and every job's claim on it. Jobs begin a step in the order in which they began to wait."""
+class StreamSpace:
+    """The stream, and what every job holds and needs of it. Jobs begin a step in the order in which they began to wait."""
 
     def __init__(self) -> None:
         self.state = StreamState(0, 0, -1)
         self._read_at = -math.inf
-        self._claims: dict[str, Claim] = {}
+        self._needs: dict[str, SpaceNeed] = {}
         self._held = self._most = 0
         self._waiting: dict[str, None] = {}
 
     @property
     def total(self) -> int:
-        """Bytes for all jobs, less the bytes that no job claims (turns not purged yet, or larger than estimated)."""
+        """Bytes for all jobs, less the bytes that no job holds by estimate (turns not purged yet, or larger than estimated)."""
         if self.state.max_bytes <= 0:
             return 1 << 62
-        return max(0, int(SHARE * self.state.max_bytes) - max(0, self.state.num_bytes - self._held))
+        return max(0, int(MAX_HELD * self.state.max_bytes) - max(0, self.state.num_bytes - self._held))
 
     @property
     def capacity(self) -> int:
         """Bytes that one job could have if it were alone."""
-        return 1 << 62 if self.state.max_bytes <= 0 else int(SHARE * self.state.max_bytes)
+        return 1 << 62 if self.state.max_bytes <= 0 else int(MAX_HELD * self.state.max_bytes)
 
     def is_filled(self, part: float) -> bool:
         """Return whether the stream is filled to at least this part of its limit."""
@@ -124,40 +124,40 @@ class Room:
             self._read_at = now
         return self.state
 
-    def note(self, uid: str, claim: Claim, *, asks: bool) -> None:
-        """Note a job's claim. A job that asks for nothing more leaves the waiting order."""
-        self._set(uid, claim)
+    def update(self, uid: str, need: SpaceNeed, *, asks: bool) -> None:
+        """Set a job's need. A job that asks for nothing more leaves the waiting order."""
+        self._set(uid, need)
         if not asks:
             self._waiting.pop(uid, None)
 
-    def ask(self, uid: str, claim: Claim) -> int:
-        """Note a job's claim and return the bytes that it may hold now. If that is less than a step, the job waits."""
-        self._set(uid, claim)
+    def request(self, uid: str, need: SpaceNeed) -> int:
+        """Set a job's need and return the bytes that it may hold now. If that is less than a step, the job waits."""
+        self._set(uid, need)
         if self._most <= self.total:  # enough for all wishes, so the other jobs need not be looked at
-            bound = claim.most
+            bound = need.most
         else:
-            order = dict.fromkeys([*self._waiting, *(one for one, other in self._claims.items() if other.held), uid])
-            bound = bounds(self.total, {one: self._claims[one] for one in order})[uid]
-        if bound >= claim.step:
+            order = dict.fromkeys([*self._waiting, *(one for one, other in self._needs.items() if other.held), uid])
+            bound = bounds(self.total, {one: self._needs[one] for one in order})[uid]
+        if bound >= need.step:
             self._waiting.pop(uid, None)
         else:
             self._waiting.setdefault(uid)
         return bound
 
-    def leave(self, uid: str) -> None:
-        """Remove a job."""
+    def release(self, uid: str) -> None:
+        """Release a job's space."""
         self._set(uid, None)
         self._waiting.pop(uid, None)
 
-    def _set(self, uid: str, claim: Claim | None) -> None:
-        """Replace a job's claim, and keep the sums over all claims."""
-        before = self._claims.pop(uid, None) if claim is None else self._claims.get(uid)
-        for one, sign in ((before, -1), (claim, 1)):
+    def _set(self, uid: str, need: SpaceNeed | None) -> None:
+        """Replace a job's need, and update the sums over all jobs."""
+        before = self._needs.pop(uid, None) if need is None else self._needs.get(uid)
+        for one, sign in ((before, -1), (need, 1)):
             if one is not None:
                 self._held += sign * one.held
                 self._most += sign * one.most
-        if claim is not None:
-            self._claims[uid] = claim
+        if need is not None:
+            self._needs[uid] = need
 
 
 @dataclass(slots=True)
@@ -198,53 +198,53 @@ class EpisodeSize:
         return max(1, min(most, capacity // _FIRST_PART))
 
 
-class Share:
-    """One job's part of the room.
+class JobSpace:
+    """One job's part of the stream.
 
     Attributes:
         why: what it lacks in the stream to issue groups now; empty if nothing.
         is_demonstrated: whether its groups are demonstrations, of one episode each.
     """
 
-    def __init__(self, room: Room, uid: str, spec: JobSpec, size: EpisodeSize) -> None:
+    def __init__(self, stream: StreamSpace, uid: str, spec: JobSpec, size: EpisodeSize) -> None:
         self.size = size
         self.why = ""
         self.is_demonstrated = False
-        self._room, self._uid, self._spec = room, uid, spec
+        self._stream, self._uid, self._spec = stream, uid, spec
 
-    def note(self, num_open: int, *, evaluating: bool, asks: bool) -> None:
-        """Note the job's open groups, and whether an evaluation is in progress. asks: the job would issue more groups."""
+    def update(self, num_open: int, *, evaluating: bool, asks: bool) -> None:
+        """Set the number of the job's open groups, and whether an evaluation is in progress. asks: the job would issue more groups."""
         self.why = ""
-        self._room.note(self._uid, self._claim(num_open, evaluating), asks=asks)
+        self._stream.update(self._uid, self._need(num_open, evaluating), asks=asks)
 
     def take(self, num_open: int, wanted: int, *, evaluating: bool) -> int:
-        """Claim space for up to `wanted` groups beside the open ones; return the number of groups that may be issued."""
-        bound = self._room.ask(self._uid, self._claim(num_open, evaluating))
+        """Take space for up to `wanted` groups beside the open ones; return the number of groups that may be issued."""
+        bound = self._stream.request(self._uid, self._need(num_open, evaluating))
         num = max(0, min(wanted, (bound - self._evaluation()) // self._group() - num_open))
         if num == 0 and num_open < self._most() + self._ahead():  # with more, it waits for its own trainers
             self.why = self._explain()
-        self._room.note(self._uid, self._claim(num_open + num, evaluating), asks=num == 0)
+        self._stream.update(self._uid, self._need(num_open + num, evaluating), asks=num == 0)
         return num
 
     def may_evaluate(self, num_open: int) -> bool:
-        """Return whether an evaluation may begin, and claim its space. Beside open groups there is always space for one."""
-        if num_open == 0 and self._room.ask(self._uid, self._claim(0, False)) < self._evaluation():
+        """Return whether an evaluation may begin, and take its space. Beside open groups there is always space for one."""
+        if num_open == 0 and self._stream.request(self._uid, self._need(0, False)) < self._evaluation():
             self.why = self._explain()
             return False
-        self._room.note(self._uid, self._claim(num_open, True), asks=False)
+        self._stream.update(self._uid, self._need(num_open, True), asks=False)
         return True
 
-    def leave(self) -> None:
-        """Give the space back."""
-        self._room.leave(self._uid)
+    def release(self) -> None:
+        """Release the space."""
+        self._stream.release(self._uid)
 
-    def _claim(self, num_open: int, evaluating: bool) -> Claim:
+    def _need(self, num_open: int, evaluating: bool) -> SpaceNeed:
         group, evaluation = self._group(), self._evaluation()
         step = self._most() * group + evaluation
-        if not self.size.known or self._fewest() * group + evaluation <= self._room.capacity:
-            step = min(step, self._room.capacity)
+        if not self.size.known or self._fewest() * group + evaluation <= self._stream.capacity:
+            step = min(step, self._stream.capacity)
         held = num_open * group + evaluation if num_open or evaluating else 0
-        return Claim(held, step, step + self._ahead() * group)
+        return SpaceNeed(held, step, step + self._ahead() * group)
 
     def _fewest(self) -> int:
         """Return the groups of a step without refills."""
@@ -260,14 +260,14 @@ class Share:
 
     def _group(self) -> int:
         num_episodes = 1 if self.is_demonstrated else self._spec.rollout.group_size
-        return num_episodes * self.size.bytes(self._spec, self._room.capacity)
+        return num_episodes * self.size.bytes(self._spec, self._stream.capacity)
 
     def _evaluation(self) -> int:
-        return self._spec.evaluation.num_episodes * self.size.bytes(self._spec, self._room.capacity)
+        return self._spec.evaluation.num_episodes * self.size.bytes(self._spec, self._stream.capacity)
 
     def _explain(self) -> str:
-        step, stream, most = self._claim(0, False).step, self._room.state, self._room.capacity
-        text = f"a step may need {_mib(step)} MiB of turns, and the stream TURNS has {_mib(stream.num_bytes)} of {_mib(stream.max_bytes)} MiB in use"
+        step, state, most = self._need(0, False).step, self._stream.state, self._stream.capacity
+        text = f"a step may need {_mib(step)} MiB of turns, and the stream TURNS has {_mib(state.num_bytes)} of {_mib(state.max_bytes)} MiB in use"
         if step <= most:
             return f"{text}: waiting until other jobs have finished a step"
         return f"{text}, of which one job may have {_mib(most)}: lower groupsPerStep, groupSize or the tasks and samples of the evaluation, or have the stream enlarged"
