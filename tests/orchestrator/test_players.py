@@ -138,7 +138,7 @@ def test_with_a_baseline_every_episode_has_signal_and_equal_candidates_are_not_t
     choice = Choice(agent="solver", turns=(1, 2), rewards=(0.5, 0.5))
     played = {"leaves": {"solver": (3,)}, "choices": (choice,)}
     ended = [{"fault": "env"} if one is None else {"rewards": {"solver": one}, **played} for one in rewards]
-    part = group_of((SOLVER,), *ended, has_baseline=True).agents["solver"]
+    part = group_of((SOLVER,), *ended, needs_no_others=True).agents["solver"]
     assert part.outcome is outcome
     assert [one.choice for one in part.trajectories] == [None] * sum(reward is not None for reward in rewards)
 

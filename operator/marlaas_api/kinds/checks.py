@@ -123,7 +123,7 @@ def _objective(job: RLJob) -> Iterator[Problem]:
             text = f"groupSize {size} has no effect with sft: a demonstration is a group of one; remove it"
             yield Problem(("spec", "rollout", "groupSize"), text)
         return
-    if 1 < size < _SMALL_GROUP and training.baseline.type == "group":
+    if training.algorithm != "distill" and 1 < size < _SMALL_GROUP and training.baseline.type == "group":
         yield Problem(
             ("spec", "rollout", "groupSize"),
             f"groupSize {size} compares each reward with {size - 1} other{'s' if size > 2 else ''}: advantages are noisy, and many groups have no "

@@ -141,11 +141,11 @@ def _without_signal(spec: JobSpec, records: Iterable[EpisodeRecord]) -> set[tupl
     for record in records:
         if record.fault is None:
             groups[record.group].append(record)
-    is_alone, fewest = len(spec.agents) == 1, 1 if spec.training.has_running_baseline else 2
+    is_alone, fewest = len(spec.agents) == 1, 1 if spec.training.needs_no_others else 2
 
     def has_advantage(agent: AgentSettings, members: Sequence[EpisodeRecord]) -> bool:
         own, *choices = _compared(agent, members, is_alone=is_alone)
-        is_compared = len(own) >= fewest and (spec.training.has_running_baseline or has_signal(own))
+        is_compared = len(own) >= fewest and (spec.training.needs_no_others or has_signal(own))
         return is_compared or any(len(rewards) > 1 and has_signal(rewards) for rewards in choices)
 
     return {
