@@ -74,6 +74,12 @@ def _by_policy(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[
     part_s = sum(record.duration_s for record in records) / len(policies)
     found: dict[str, UsageAmounts] = {}
     for policy in spec.policies:
+        if policy.name == spec.teacher:  # Scores are no turns of the recorded episodes.
+            scored = total(step.usage[policy.name] for step in steps if policy.name in step.usage)
+            found[policy.name] = UsageAmounts(
+                prompt_tokens=scored.prompt_tokens, engine_s=scored.engine_s, sandbox_s=part_s
+            )
+            continue
         names = {player.name for player in spec.players(policy.name)}
         turns = [
             turn for record in records for turn in record.turns if policies.get(turn.agent, turn.agent) == policy.name

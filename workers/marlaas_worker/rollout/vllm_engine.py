@@ -148,7 +148,10 @@ class VllmEngine:
         with self._residents.using(adapter):
             request = f"score-{next(self._scores)}-{adapter.name}"
             outputs = await self._run(request, adapter, ids, _scoring(), _Start())
-        return np.asarray(outputs[-1].prompt_logprobs.logprobs, dtype=np.float32)
+        scores = np.asarray(outputs[-1].prompt_logprobs.logprobs, dtype=np.float32)
+        if len(scores) != len(ids) - 1:
+            raise Retryable(f"vLLM returned {len(scores)} logprobs for {len(ids)} ids of {request}")
+        return scores
 
     async def generate(
         self,
