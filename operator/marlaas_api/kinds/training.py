@@ -191,8 +191,7 @@ class TrainingSpec(Spec):
         "with equal weight for every token. dapo: grpo with equal weight for every token and a higher upper clip. gspo: one "
         "importance ratio per sequence. rloo: policy gradient without a clip; each reward minus the mean of the group's others. reinforce++: rewards "
         "standardised over the step; not in strict mode. cispo: clips importance weights and drops no token. sft: supervised fine-tuning on the environment's "
-        "demonstrations, each of which is a group of one (docs/how-to/sft.md). distill: imitates a frozen agent, which scores every "
-        "sampled token (docs/how-to/distill.md).",
+        "demonstrations (docs/how-to/sft.md). distill: imitates a frozen agent (docs/how-to/distill.md).",
         json_schema_extra=FIXED,
     )
     steps: int = Field(
