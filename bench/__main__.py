@@ -31,6 +31,7 @@ NAMES = (
     "flat_groups",
     "updates",
     "sft",
+    "distill",
     "agents",
     "multitenant",
     "fairness",

@@ -182,6 +182,15 @@ def end_of_turns(num_agents: int) -> int:
     return (1 + MAX_BRANCHES) * BRANCH_TURNS * num_agents
 
 
+SCORES = 1 << 31
+"""More than any turn's number. The record of a teacher's scores has the number of the scored turn, raised by this."""
+
+
+def is_score(number: int) -> bool:
+    """Return whether the number of a turn's record is that of a teacher's scores."""
+    return number >= SCORES
+
+
 def sampling_seed(job_seed: int, num_agents: int, group: str, member: int, turn: int) -> int:
     """Return the seed of a turn. The job's first agent uses the job's seed, each other one a seed of its own.
 

@@ -1,6 +1,7 @@
 """Files, objects, what objects say of each other, and of models and adapters that lie on this machine; nothing is loaded."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.tables import data, rows
 
 from marlaas.envs import BUILTINS
 from marlaas.manifest import InvalidManifest, load, models
+from marlaas.models import prepare
 from marlaas.models.memory import Machine
 from marlaas_api.documents import job_document
 from marlaas_api.messages import TenantQuota
@@ -233,6 +235,33 @@ def test_an_adapter_of_another_base_model_is_noted(manifest, tmp_path, runnable)
         assert (
             sum("the adapter was trained on org/other, and the pool's base model is m" in one for one in found) == notes
         )
+
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "distill"
+
+
+@pytest.mark.parametrize("runnable", [True, False])
+def test_a_student_needs_a_teacher_of_its_own_vocabulary(tmp_path, runnable):
+    """The example of a student is right once its teacher has an adapter."""
+    folder = tmp_path / "examples" / "distill"
+    shutil.copytree(EXAMPLES, folder)
+    write_adapter(tmp_path / "runs" / "distill-teacher", json.dumps({"r": 8, "lora_alpha": 16}))
+    teacher, student = folder / "teacher.yaml", folder / "student.yaml"
+    assert load([teacher], runnable=True).notes == load([student], runnable=runnable).notes == ()
+    other = tmp_path / "other"
+    shutil.copytree(prepare("tiny"), other)
+    tokenizer = json.loads((other / "tokenizer.json").read_text("utf-8"))
+    tokenizer["model"]["vocab"] |= {"a": tokenizer["model"]["vocab"]["b"], "b": tokenizer["model"]["vocab"]["a"]}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    pool, model = "name: teachers", "model: {builtin: tiny}"
+    before, _, after = student.read_text("utf-8").partition(pool)
+    student.write_text(before + pool + after.replace(model, f"model: {{path: {other}}}", 1), "utf-8")
+    with pytest.raises(InvalidManifest) as caught:
+        load([student], runnable=runnable)
+    assert "spec.training.distillation.teacher: the models of ModelPool 'teachers' of agent 'teacher' and" in str(
+        caught.value
+    )
+    assert "ModelPool 'tiny' have different vocabularies, of 103 and 103 tokens" in str(caught.value)
 
 
 def test_an_export_replaces_an_adapter_only(complaints, tmp_path):

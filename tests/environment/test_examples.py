@@ -29,7 +29,7 @@ OF_GAMES = dict(rows(__file__, "held_out_of_games"))
 
 def held_out(job, environment, index):
     """Play a held-out task of a job with empty replies; return the content that identifies the task."""
-    agents = [agent.name for agent in job.spec.agents]
+    agents = job.spec.called_agents
     task = Task(Split.EVAL, index, derive_seed(job.spec.training.seed, "eval", index))
     channel = RecordedReplies(lambda _: "", 1)
     play_episode(environment, task, EpisodeState(agents, channel))

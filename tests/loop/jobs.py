@@ -79,6 +79,16 @@ def judged(judge):
     return named("judged", job, agents=(learner.model_copy(update=frozen), learner))
 
 
+def distilled(judge, pool):
+    """A job whose policy imitates the judge's adapter on another pool. Groups of one episode are enough."""
+    distillation = {"algorithm": "distill", "distillation": {"teacher": "teacher"}}
+    job = document("distilled", steps=3, **distillation)
+    (policy,) = job.spec.agents
+    teacher = {"name": "teacher", "trainable": False, "init_from": InitSettings(path=str(judge))}
+    agents = policy, policy.model_copy(update={**teacher, "pool_ref": NameRef(name=pool)})
+    return named("distilled", job, agents=agents, rollout=job.spec.rollout.model_copy(update={"group_size": 1}))
+
+
 def taught():
     """A job whose first two steps train demonstrations of three rows each; the sampled steps after them have a KL reference."""
     data = {"source": {"files": str(EXAMPLES.parent / "reversals.jsonl")}, "completion": "{{ reversed }}"}

@@ -45,6 +45,7 @@ def strict_jobs(judge, twin, environment):
         jobs.taught(),
         jobs.candidates(),
         jobs.judged(judge),
+        jobs.distilled(judge, "half"),
         jobs.again(),
         jobs.document("twin", environment=f"twins:{twin}"),
     ]

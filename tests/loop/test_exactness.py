@@ -18,8 +18,8 @@ from marlaas_worker.trainer.commit import PolicyKey
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-STRICT = ("team", "solo", "bases", "self", "taught", "choose", "judged", "again", "twin")
-FROZEN = ("judge",)
+STRICT = ("team", "solo", "bases", "self", "taught", "choose", "judged", "distilled", "again", "twin")
+FROZEN = ("judge", "teacher")
 
 
 def test_roles_were_killed_at_every_failpoint(killed):

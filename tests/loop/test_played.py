@@ -79,6 +79,29 @@ def test_a_frozen_judge_plays_the_adapter_that_it_was_given_to_the_end(undisturb
     assert gaps[0] < 1e-3 < 0.1 < gaps[1]
 
 
+def test_a_teacher_scores_every_trained_token_under_its_adapter_and_is_charged_for_its_prompts(undisturbed):
+    """Its engine computes in bfloat16, so its scores are compared with those of the policy at the same tokens."""
+    job = undisturbed["distilled"]
+    scores = {(one.episode, one.scores): one for one in job.training_turns if one.scores is not None}
+    replies = [one for one in job.training_turns if one.agent == "policy"]
+    assert {(one.episode, one.turn) for one in replies} == scores.keys()
+    for one in replies:
+        assert len(unpack_logprobs(scores[one.episode, one.turn].logprobs)) == len(unpack_ids(one.output_ids))
+    first = [one for one in replies if one.version == 0]
+    gaps = [
+        float(mu) - float(teacher)
+        for one in first
+        for mu, teacher in zip(
+            unpack_logprobs(one.logprobs), unpack_logprobs(scores[one.episode, one.turn].logprobs), strict=True
+        )
+    ]
+    assert job.steps[0].metrics["policy/teacher_kl"] == pytest.approx(sum(gaps) / len(gaps), abs=1e-4)
+    used = [step.usage["teacher"] for step in job.steps]
+    assert all(one.prompt_tokens > 0 == one.generated_tokens for one in used)
+    assert {episode.may_speak for episode in job.episodes} == {("policy",)}
+    assert [step.num_groups for step in job.steps] == [2, 2, 2], "no group is without signal"
+
+
 def largest_gap(sampler, turn):
     """Return how far the logprobs of a turn without parent are from the sampler's, at most."""
     prompt_ids, output_ids = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from tests.harness import an_episode, changed
+from tests.harness import an_episode, changed, job_document
 from tests.orchestrator.harness import a_job
 from tests.tables import rows
 
@@ -137,7 +137,7 @@ def test_with_a_baseline_every_episode_has_signal_and_equal_candidates_are_not_t
     choice = Choice(agent="solver", turns=(1, 2), rewards=(0.5, 0.5))
     played = {"leaves": {"solver": (3,)}, "choices": (choice,)}
     ended = [{"fault": "env"} if one is None else {"rewards": {"solver": one}, **played} for one in rewards]
-    part = group_of((SOLVER,), *ended, has_baseline=True).agents["solver"]
+    part = group_of((SOLVER,), *ended, needs_no_others=True).agents["solver"]
     assert part.outcome is outcome
     assert [one.choice for one in part.trajectories] == [None] * sum(reward is not None for reward in rewards)
 
@@ -173,3 +173,18 @@ def test_a_step_has_one_draw_although_its_newest_version_moves_and_after_a_resta
         assert drawn_by(played) == 1
     assert drawn_by(state(5, window=1, ledger=played.ledger())) == 1, "after a restart"
     assert drawn_by(state(5, window=1)) == 4, "another step draws from the versions of its time"
+
+
+def test_with_a_teacher_one_episode_has_signal_and_candidates_are_turns_as_all_others():
+    taught = {"algorithm": "distill", "distillation": {"teacher": "teacher"}, "steps": 1, "groupsPerStep": 1}
+    agents = [{"name": "policy"}, {"name": "teacher", "trainable": False}]
+    job = job_document(spec={"agents": agents, "rollout": {"groupSize": 1}, "training": taught})
+    state = JobState(job, History())
+    state.take_indices(1, 0)
+    choice = Choice(agent="policy", turns=(0, 2), rewards=(0.0, 1.0))
+    played = {"leaves": {"policy": (0, 4)}, "choices": (choice,), "may_speak": ("policy",)}
+    state.add_episode(an_episode(job, rewards={"policy": 0.0}, **played))
+    policy, teacher = state.groups.complete[0].agents.values()
+    (trajectory,) = policy.trajectories
+    assert (policy.outcome, trajectory.leaves, trajectory.untrained) == (SIGNAL, (0, 4), ())
+    assert (teacher.outcome, teacher.rewards) == (GroupOutcome.FROZEN, ())

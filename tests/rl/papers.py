@@ -84,8 +84,18 @@ def sft(batch, proximal):
     return torch.stack([p * advantage for pi, _, _, advantage in batch for p in pi]).mean()
 
 
+def distill(batch, proximal):
+    """A reply's number here is log(teacher / mu) of each of its tokens; they are graded against the policy before the update."""
+    made = []
+    for pi, mu, prox, number in batch:
+        before = list(zip(prox, mu, strict=True)) if proximal else [(p.item(), m) for p, m in zip(pi, mu, strict=True)]
+        graded = [((p,), (m,), (x,), m + number - x) for p, (x, m) in zip(pi, before, strict=True)]
+        made += [token for reply in tokens_of(graded, proximal) for token in reply]
+    return torch.stack(made).mean()
+
+
 _OF_BOTH: Mapping[str, Callable[[Batch, bool], Tensor]] = {
-    **{objective.__name__: objective for objective in (grpo, dapo, gspo, rloo, cispo, sft)},
+    **{objective.__name__: objective for objective in (grpo, dapo, gspo, rloo, cispo, sft, distill)},
     **{"dr-grpo": dr_grpo, "reinforce++": grpo},  # the advantages of reinforce++ differ, which is not seen here
 }
 FORMS: Mapping[str, Mapping[str, Callable[[Batch], Tensor]]] = {

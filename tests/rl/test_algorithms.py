@@ -11,7 +11,7 @@ from tests.tables import rows as rows_of
 
 from marlaas_worker.rl.algorithms import ALGORITHMS, Algorithm
 from marlaas_worker.rl.corrections import CAPS, Bounds
-from marlaas_worker.rl.losses import policy_loss
+from marlaas_worker.rl.losses import TokenRecord, policy_loss
 
 NAMES: tuple[Algorithm, ...] = get_args(Algorithm)
 
@@ -60,6 +60,28 @@ def test_the_gradient_is_that_of_the_papers_formula_written_slowly(algorithm, sp
         expected = torch.stack([torch.zeros(()).double() if leaf.grad is None else leaf.grad for leaf in leaves])
         found = normalised(record, config_of(algorithm, correction, ratio=ratio))[1]
         assert torch.allclose(-found, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("ratio", ["behaviour", "proximal"])
+def test_distillation_has_the_gradient_of_the_exact_reverse_kl_however_stale_its_tokens(ratio):
+    draw = torch.Generator().manual_seed(3)
+    logits = torch.randn(3, 7, generator=draw, dtype=torch.float64)
+    behaviour, teacher = (torch.log_softmax(one, 0) for one in logits[:2])
+    student = logits[2].clone().requires_grad_()
+    config = config_of("distill", Bounds("truncated", 1e9), ratio=ratio, clip_low=1.0, clip_high=1e9)
+    expected = torch.log_softmax(student, 0)
+    exact = (expected.exp() * (expected - teacher)).sum()
+    mean = torch.zeros((), dtype=torch.float64)
+    for token in range(7):  # every token, by its probability under the policy that samples
+        trainer = torch.log_softmax(student, 0)[token : token + 1]
+        graded = (teacher - behaviour)[token : token + 1]
+        one = torch.zeros(1, dtype=torch.int64)
+        record = TokenRecord(trainer, behaviour[token : token + 1], graded, one, one + 1)
+        loss, sums = policy_loss(record, config)
+        assert sums.metrics()["teacher_kl"] == pytest.approx((trainer - teacher[token]).item())
+        mean = mean + behaviour[token].exp() * loss
+    found, wanted = (torch.autograd.grad(value, student, retain_graph=True)[0] for value in (mean, exact))
+    assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-14)
 
 
 def cut(record):

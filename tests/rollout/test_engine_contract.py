@@ -40,6 +40,22 @@ async def test_scores_equal_those_of_transformers_and_peft(harness, publish, hf_
     assert (again.output_ids == drawn.output_ids) == (temperature == 0.0)
 
 
+async def test_an_engine_scores_what_it_has_sampled_as_it_sampled_it(harness, publish):
+    """Also a long conversation among others, after one that was given up."""
+    adapter = await harness.load(publish(1))
+    prompts = [np.resize(np.roll(IDS, n), 20 + 25 * n) for n in range(4)]
+    drawn = await asyncio.gather(
+        *(harness.engine.generate(f"o{n}", adapter, one, sampling(n, 20)) for n, one in enumerate(prompts))
+    )
+    whole = [np.concatenate([one, np.array(own.output_ids, np.int32)]) for one, own in zip(prompts, drawn, strict=True)]
+    given_up = asyncio.create_task(harness.engine.score(adapter, whole[3]))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    scores = await asyncio.gather(*(harness.engine.score(adapter, one) for one in whole))
+    for one, own, score in zip(prompts, drawn, scores, strict=True):
+        assert np.abs(score[len(one) - 1 :] - np.array(own.logprobs)).max() < 1e-3
+
+
 @pytest.mark.slow
 async def test_adapters_that_take_turns_on_the_slots_in_one_batch_do_not_mix(harness, publish, hf_logprobs):
     """Eight adapters on six slots, four in use at a time: what each draws is what transformers and PEFT score under it."""

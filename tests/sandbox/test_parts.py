@@ -6,6 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tests.harness import changed
 from tests.tables import rows
 
 from marlaas.environment_types import TurnRequest
@@ -18,7 +19,8 @@ from marlaas_api.messages import (
     StopReason,
     ToolCallMessage,
 )
-from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR
+from marlaas_api.messages.training_settings import DistillationSettings
+from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR, SCORES
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 from marlaas_worker.sandbox.child_messages import ScoreMessage, TurnMessage
 from marlaas_worker.sandbox.faults import fault_of_exit
@@ -41,6 +43,35 @@ async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_wher
     assert asked == [proposer[0], *solver, proposer[1]]
     assert episode.leaves == {"proposer": (0, 2), "solver": (3, 5)}
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
+
+
+def taught(harness):
+    """Two agents and a teacher, which the environment does not know of."""
+    document = harness.document("rogues:TwoAgents", agents=("proposer", "solver", "teacher"))
+    *students, teacher = document.spec.agents
+    teaching = {"algorithm": "distill", "distillation": DistillationSettings(teacher="teacher")}
+    training = document.spec.training.model_copy(update=teaching)
+    agents = (*students, teacher.model_copy(update={"trainable": False}))
+    return changed(document, training=training, agents=agents)
+
+
+async def test_a_teacher_scores_the_conversations_of_a_training_episode_before_it_is_published(harness):
+    (episode,) = await harness.play_document(taught(harness))
+    asked = [(one.agent, one.turn - SCORES, one.scores, one.parent) for one in harness.rollout.requests[5:]]
+    assert sorted(asked) == [("teacher", leaf, leaf, None) for leaf in (0, 3, 4, 7)]
+    assert episode.leaves == {"proposer": (0, 3), "solver": (4, 7)}
+    assert (episode.rewards, episode.may_speak) == ({"proposer": 0.25, "solver": 1.0}, ("proposer", "solver"))
+
+
+async def test_without_its_teacher_an_episode_has_a_fault_of_the_infrastructure_and_no_reward(harness):
+    def answer(request):
+        lost = harness.rollout.failure(request, "the engine is gone", False)
+        return [harness.rollout.result(request, "1") if request.scores is None else lost]
+
+    harness.rollout.answer = answer
+    (episode,) = await harness.play_document(taught(harness))
+    assert (episode.fault, episode.fault_text) == (FaultClass.INFRA, "rollout-0: the engine is gone")
+    assert (episode.rewards, episode.num_turns) == ({}, 5)
 
 
 def after(*names: tuple[str, int]):

@@ -1,6 +1,7 @@
 """Turns to segments: every generated token once, in its context, and nothing that contradicts itself; and rewards to advantages."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.tables import rows
 from marlaas_api import wire
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn, TurnReward
 from marlaas_api.messages.training_settings import BaselineSettings, CreditSettings
+from marlaas_api.names import SCORES
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer import trajectories
 from marlaas_worker.trainer.trajectories import Expectation, Trajectory, TrajectoryInvalid, check_turn, read_group
@@ -110,6 +112,41 @@ async def test_of_a_candidate_only_its_own_turn_is_trained_and_it_is_compared_wi
     found = [(part.ids[part.generated].tolist(), part.advantage, part.num_trajectory_tokens) for part in segments]
     ended = [[5, 6, 15, 16, 45, 46], [5, 6]]
     assert found == [(ended[0], -0.5, 6), (ended[1], 0.5, 2), ([25, 26], -0.5, 2), ([35, 36], 0.5, 2)]
+
+
+def scored(leaf, logprobs, **changes: Any):
+    """A teacher's scores of the conversation that ends with a turn."""
+    fields = {"agent": "teacher", "scores": leaf, "logprobs": pack_logprobs(logprobs)}
+    made = turn(0, prompt_ids=b"", output_ids=b"", **{**fields, **changes})
+    return made.model_copy(update={"turn": SCORES + leaf})
+
+
+async def test_of_a_teacher_every_token_has_its_own_advantage_and_one_that_it_has_not_scored_is_not_trained(harness):
+    """Turn 0 leads to 1 and 2, and both conversations are scored: a shared turn counts once. One episode is enough."""
+    for made in (
+        turn(0),
+        turn(1, 0),
+        turn(2, 0),
+        scored(1, [-0.1, -0.2, -0.3, float("nan")]),
+        scored(2, [-9, -9, -3, -2]),
+    ):
+        await harness.publish_turn(made)
+    taught = replace(EXPECTED, teacher="teacher")
+    members = await read_group(harness.bus, harness.blobs, group((1, 2)), taught)
+    ((first, second),) = Weighing("teacher", 4, 0).segments([members])
+    assert first.ids[first.generated].tolist() == [5, 6, 15]
+    assert second.ids[second.generated].tolist() == [25, 26]
+    assert first.advantage[first.generated] == pytest.approx([0.4, 0.4, 1.2])
+    assert second.advantage[second.generated] == pytest.approx([-0.5, 0.6])
+    assert {part.num_trajectory_tokens for part in (first, second)} == {5}
+
+
+@pytest.mark.parametrize(("logprobs", "changes", "text"), rows(__file__, "scores"))
+async def test_scores_of_other_tokens_or_by_another_agent_train_nothing(harness, logprobs, changes, text):
+    for made in (turn(0), scored(0, logprobs, **changes)):
+        await harness.publish_turn(made)
+    with pytest.raises(TrajectoryInvalid, match=text):
+        await read_group(harness.bus, harness.blobs, group((0,)), replace(EXPECTED, teacher="teacher"))
 
 
 @pytest.mark.parametrize(("credit", "expected"), rows(__file__, "credit"))

@@ -15,7 +15,12 @@ def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
         yield from _policy(spec, at, agent)
         yield from _rewards(spec, at, agent)
     yield from _demonstrations(spec)
-    if spec.training.algorithm != "sft" and spec.rollout.group_size < 2 and spec.training.baseline.type == "group":
+    yield from _teacher(spec)
+    if (
+        spec.training.algorithm not in ("sft", "distill")
+        and spec.rollout.group_size < 2
+        and spec.training.baseline.type == "group"
+    ):
         text = (
             "groupSize 1 has nothing to compare a reward with; set at least 2, or training.baseline.type: running-mean"
         )
@@ -27,6 +32,29 @@ def check_agents(spec: RLJobSpec) -> Iterator[Problem]:
         yield Problem(
             ("spec", "agents", 0, "trainable"), "no agent of the job is trainable; set trainable: true for at least one"
         )
+
+
+def _teacher(spec: RLJobSpec) -> Iterator[Problem]:
+    """Yield problems of the teacher of `distill`."""
+    if spec.training.distillation is None:
+        return
+    name, others = spec.training.distillation.teacher, {agent.name: agent for agent in spec.agents}
+    loc: Loc = ("spec", "training", "distillation", "teacher")
+    frozen = [agent.name for agent in spec.agents if not agent.trainable]
+    instead = (
+        f"name {listed(frozen)}"
+        if frozen
+        else "add an agent with trainable: false, whose initFrom is the teacher's adapter"
+    )
+    if name not in others:
+        yield Problem(loc, f"the job has no agent '{name}'{did_you_mean(name, others) or f'; {instead}'}")
+    elif others[name].trainable:
+        yield Problem(
+            loc, f"agent '{name}' is trainable, and a teacher does not change; set its trainable: false, or {instead}"
+        )
+    if spec.rollout.temperature != 1:
+        text = f"distill compares student and teacher at temperature 1, and temperature is {spec.rollout.temperature:g}; remove it"
+        yield Problem(("spec", "rollout", "temperature"), text)
 
 
 def _demonstrations(spec: RLJobSpec) -> Iterator[Problem]:

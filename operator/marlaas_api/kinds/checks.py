@@ -5,7 +5,7 @@ check's docstring names another object.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from marlaas_api.kinds.agent_checks import check_agents
 from marlaas_api.kinds.fields import did_you_mean, listed
@@ -94,7 +94,7 @@ def check_fit(job: RLJob, pool: ModelPool) -> Iterator[Problem]:
     yield from _memory(job, pool)
 
 
-def remarks(job: RLJob, pools: Iterable[ModelPool]) -> Iterator[Problem]:
+def remarks(job: RLJob, pools: Collection[ModelPool]) -> Iterator[Problem]:
     """Yield settings that are allowed but probably unintended. pools: those of the job's pools that are known."""
     spec = job.spec
     for at, agent in enumerate(spec.agents):
@@ -109,6 +109,7 @@ def remarks(job: RLJob, pools: Iterable[ModelPool]) -> Iterator[Problem]:
             ("spec", "environment", "egress"), "enforced only in a cluster; `marlaas run` does not restrict the network"
         )
     yield from _objective(job)
+    yield from _window(job, {pool.metadata.name: pool for pool in pools})
     if spec.rollout.max_turns > 1:
         for pool in pools:
             yield from _context(job, pool)
@@ -123,7 +124,7 @@ def _objective(job: RLJob) -> Iterator[Problem]:
             text = f"groupSize {size} has no effect with sft: a demonstration is a group of one; remove it"
             yield Problem(("spec", "rollout", "groupSize"), text)
         return
-    if 1 < size < _SMALL_GROUP and training.baseline.type == "group":
+    if training.algorithm != "distill" and 1 < size < _SMALL_GROUP and training.baseline.type == "group":
         yield Problem(
             ("spec", "rollout", "groupSize"),
             f"groupSize {size} compares each reward with {size - 1} other{'s' if size > 2 else ''}: advantages are noisy, and many groups have no "
@@ -143,6 +144,23 @@ def _objective(job: RLJob) -> Iterator[Problem]:
             f"with ratio: proximal and correction none, tokens up to {training.max_staleness} versions old are trained without importance weights, as "
             "if the newest version had sampled them; choose truncated, or ratio: behaviour",
         )
+
+
+def _window(job: RLJob, pools: Mapping[str, ModelPool]) -> Iterator[Problem]:
+    """Yield a teacher whose context is shorter than that of an agent that it scores."""
+    spec, distillation = job.spec, job.spec.training.distillation
+    names = {agent.name: spec.pool_of(agent) for agent in spec.agents}
+    theirs = pools.get(names.get(distillation.teacher, "")) if distillation is not None else None
+    for agent in spec.agents if theirs is not None else ():
+        own = pools.get(names[agent.name])
+        if agent.trainable and theirs is not None and own is not None:
+            most, longest = theirs.spec.rollout.max_model_len, own.spec.rollout.max_model_len
+            if most < longest:
+                yield Problem(
+                    ("spec", "training", "distillation", "teacher"),
+                    f"maxModelLen is {most} in {_named(job, theirs)} and {longest} in {_named(job, own)}: tokens beyond the teacher's context are "
+                    "not trained",
+                )
 
 
 def cluster_remarks(job: RLJob) -> Iterator[Problem]:

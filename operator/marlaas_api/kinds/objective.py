@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from marlaas_api.kinds.base import PathText, Spec, rules
+from marlaas_api.kinds.base import DnsLabel, PathText, Spec, rules
 
 _FLOOR_IS_ICEPOPS = "floor needs type: icepop, the only correction with a lower bound; remove floor, or choose icepop"
 _ONE_REFERENCE = "path and versionsBehind name two different references: remove one of them"
@@ -162,6 +162,15 @@ class CorrectionSpec(Spec):
         if self.floor is not None and self.type != "icepop":
             raise ValueError(_FLOOR_IS_ICEPOPS)
         return self
+
+
+class DistillationSpec(Spec):
+    """Where the advantages of the algorithm distill come from."""
+
+    teacher: DnsLabel = Field(
+        description="Name of the agent that scores every token that the trainable agents sample. It is an agent of the job with trainable: false, on a "
+        "pool whose model has the same vocabulary. Environments do not see it.",
+    )
 
 
 class OverlongSpec(Spec):

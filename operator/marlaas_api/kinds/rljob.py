@@ -118,6 +118,13 @@ class RLJobSpec(Spec):
         )
 
     @property
+    def called_agents(self) -> tuple[str, ...]:
+        """Names of the agents that environments call: all but the teacher of `distill`."""
+        distillation = self.training.distillation
+        teacher = None if distillation is None else distillation.teacher
+        return tuple(agent.name for agent in self.agents if agent.name != teacher)
+
+    @property
     def pinned(self) -> tuple[AgentSpec, ...]:
         """The agents that need adapter slots: each with a policy of its own, and each that plays past versions."""
         return tuple(agent for agent in self.agents if agent.policy is None or agent.policy.versions == "past")

@@ -22,6 +22,7 @@ from marlaas_api.kinds.objective import (
     ClipSpec,
     CorrectionSpec,
     CreditSpec,
+    DistillationSpec,
     EntropySpec,
     KlSpec,
     OverlongSpec,
@@ -76,6 +77,21 @@ _SFT_RULE = (
     "&& (!has(self.entropy) || !has(self.entropy.coefficient) || self.entropy.coefficient == 0.0) "
     "&& (!has(self.correction) || !has(self.correction.type)) "
     "&& (!has(self.overlong) || ((!has(self.overlong.tokens) || self.overlong.tokens == 0) && (!has(self.overlong.filter) || !self.overlong.filter))) "
+    "&& (!has(self.data) || !has(self.data.skip)))"
+)
+
+_DISTIL_NEEDS_TEACHER = "algorithm distill takes its advantages from distillation.teacher, and no other algorithm does: give both, or neither"
+_DISTIL_RULE = "(has(self.algorithm) && self.algorithm == 'distill') == has(self.distillation)"
+_DISTIL_HAS_NO_REWARDS = (
+    "distill trains every token towards the teacher, and rewards only measure it: remove baseline, credit, overlong.tokens, kl.addedTo: reward "
+    "and data.skip, or choose another algorithm"
+)
+_DISTIL_REWARDS_RULE = (
+    "!has(self.algorithm) || self.algorithm != 'distill' || ("
+    "(!has(self.baseline) || !has(self.baseline.type) || self.baseline.type == 'group') "
+    "&& (!has(self.credit) || !has(self.credit.type) || self.credit.type == 'episode') "
+    "&& (!has(self.overlong) || !has(self.overlong.tokens) || self.overlong.tokens == 0) "
+    "&& (!has(self.kl) || !has(self.kl.addedTo) || self.kl.addedTo == 'loss') "
     "&& (!has(self.data) || !has(self.data.skip)))"
 )
 
@@ -163,16 +179,19 @@ class TrainingSpec(Spec):
                 _UNEQUAL_UPDATES,
             ),
             (_SFT_RULE, _SFT_HAS_NO_REWARDS),
+            (_DISTIL_RULE, _DISTIL_NEEDS_TEACHER),
+            (_DISTIL_REWARDS_RULE, _DISTIL_HAS_NO_REWARDS),
+            (unchanged("distillation"), f"distillation {NO_CHANGE[1]}"),
             (unchanged("deterministic"), f"deterministic {NO_CHANGE[1]}"),
         )
     )
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"] = Field(
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft", "distill"] = Field(
         "dapo",
         description="Algorithm; docs/reference/algorithms.md compares them. grpo: advantages are rewards standardised within the group. dr-grpo: centred only, "
         "with equal weight for every token. dapo: grpo with equal weight for every token and a higher upper clip. gspo: one "
         "importance ratio per sequence. rloo: policy gradient without a clip; each reward minus the mean of the group's others. reinforce++: rewards "
         "standardised over the step; not in strict mode. cispo: clips importance weights and drops no token. sft: supervised fine-tuning on the environment's "
-        "demonstrations, each of which is a group of one (docs/how-to/sft.md).",
+        "demonstrations (docs/how-to/sft.md). distill: imitates a frozen agent (docs/how-to/distill.md).",
         json_schema_extra=FIXED,
     )
     steps: int = Field(
@@ -297,6 +316,9 @@ class TrainingSpec(Spec):
         description="Seed of task selection, sampling and initial adapter weights.",
         json_schema_extra=FIXED,
     )
+    distillation: DistillationSpec | None = Field(
+        None, description="The teacher of the algorithm distill. Absent: no teacher, for every other algorithm."
+    )
 
     @model_validator(mode="after")
     def _algorithm_fits(self) -> Self:
@@ -314,7 +336,17 @@ class TrainingSpec(Spec):
             raise ValueError(_RLOO_HAS_NO_CLIP)
         if self.algorithm == "sft" and self._has_rl_terms:
             raise ValueError(_SFT_HAS_NO_REWARDS)
+        if (self.algorithm == "distill") != (self.distillation is not None):
+            raise ValueError(_DISTIL_NEEDS_TEACHER)
+        if self.algorithm == "distill" and self._uses_rewards:
+            raise ValueError(_DISTIL_HAS_NO_REWARDS)
         return self
+
+    @property
+    def _uses_rewards(self) -> bool:
+        """Whether a setting says how rewards train."""
+        is_weighed = self.baseline.type != "group" or self.credit.type != "episode"
+        return is_weighed or self.overlong.tokens > 0 or self.kl.added_to == "reward" or self.data.skip is not None
 
     @property
     def _has_rl_terms(self) -> bool:

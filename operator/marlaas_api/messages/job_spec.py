@@ -234,6 +234,16 @@ class JobSpec(SpecPart):
         return tuple(agent for agent in self.agents if agent.policy is None)
 
     @property
+    def teacher(self) -> str | None:
+        """Name of the frozen agent that scores the tokens of the others (`distill`); None without one."""
+        return None if self.training.distillation is None else self.training.distillation.teacher
+
+    @property
+    def called_agents(self) -> tuple[str, ...]:
+        """Names of the agents that environments call: all but the teacher."""
+        return tuple(agent.name for agent in self.agents if agent.name != self.teacher)
+
+    @property
     def turn_timeout_s(self) -> float:
         """Longest generation of a turn, of training or of any suite; then the engine ends it, and the reply counts as cut."""
         most = max((self.rollout.max_tokens, *(suite.max_tokens or 0 for suite in self.evaluation.suites)))

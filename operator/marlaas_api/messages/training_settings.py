@@ -65,6 +65,12 @@ class CorrectionSettings(SpecPart):
     floor: float | None = None
 
 
+class DistillationSettings(SpecPart):
+    """Distillation from a frozen agent of the job."""
+
+    teacher: str
+
+
 class OverlongSettings(SpecPart):
     """Treatment of overlong replies."""
 
@@ -92,7 +98,7 @@ class DataSettings(SpecPart):
 class TrainingSettings(SpecPart):
     """Algorithm, loss, optimizer and data."""
 
-    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"] = "dapo"
+    algorithm: Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft", "distill"] = "dapo"
     steps: int
     groups_per_step: int = 8
     updates_per_step: int = 1
@@ -113,11 +119,17 @@ class TrainingSettings(SpecPart):
     overlong: OverlongSettings = OverlongSettings()
     data: DataSettings = DataSettings()
     seed: int = 0
+    distillation: DistillationSettings | None = None
 
     @property
     def has_running_baseline(self) -> bool:
         """Whether rewards are compared with a running mean, so that every episode has an advantage."""
         return self.baseline.type == "running-mean"
+
+    @property
+    def needs_no_others(self) -> bool:
+        """Whether an episode has an advantage without others of its group: that of a running mean, or a teacher's."""
+        return self.has_running_baseline or self.distillation is not None
 
     @property
     def credits_turns(self) -> bool:

@@ -59,6 +59,10 @@ class GenerateRequest(JobMessage):
     """None is the job's own limit, which a request can only lower."""
     stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = ()
     """Strings that end the reply, beside the job's."""
+    scores: Integer | None = None
+    """The last turn of another agent's conversation whose generated tokens this agent scores, as the teacher of `distill`; it generates
+    nothing. The request's turn is `names.SCORES` plus that number.
+    """
     deadline_s: float = Field(allow_inf_nan=False)
     """The replica drops the request this many seconds after the last message about it; a repeated request or a KeepRequest restarts
     this time.
@@ -187,5 +191,11 @@ class Turn(JobMessage):
     """The turn's time limit ended it, with the stop reason LENGTH."""
     demonstration: ChatMessage | None = None
     """From the request; such a turn was not sampled, so it has no version, adapter, logprobs and cost."""
+    scores: int | None = None
+    """From the request. `logprobs` are then those, at temperature 1, of the tokens that were generated in the conversation that ends with
+    this turn, oldest first; NaN beyond the engine's context window. There are no ids.
+    """
+    vocabulary: str = ""
+    """Digest of the tokenizer's vocabulary, in which ids are read; only in jobs that distil."""
     replica: str
     at: float

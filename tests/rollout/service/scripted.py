@@ -41,6 +41,8 @@ class CharacterTokenizer:
         said = [(one.role, one.content.strip() if self.trims else one.content) for one in messages]
         return "".join(f"<{role}>{content}~" for role, content in said) + "<assistant>"
 
+    vocabulary = "of characters"
+
     def whole(self, messages, tools=()):
         return self.render(messages).removesuffix("<assistant>")
 

@@ -4,12 +4,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.rollout.service.scripted import CharacterTokenizer
+from tests.rollout.service.scripted import CharacterTokenizer, gain
 from tests.tables import data, rows
 
 from marlaas.models.tokenizer import save_tokenizer
 from marlaas_api.health import exposition
 from marlaas_api.messages import ChatMessage, ReplyPhase, StopReason
+from marlaas_api.names import SCORES
 from marlaas_api.wire import encode, unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.health import families
@@ -58,6 +59,43 @@ async def test_a_demonstrated_turn_is_recorded_without_the_engine_and_only_in_a_
     for wrong in taught.request(index=1), (await harness.job("other")).request(demonstration=given):
         refused = await harness.failure(wrong)
         assert (refused.retryable, "only the steps of supervised fine-tuning" in refused.error) == (False, True)
+
+
+TEACHER = {"name": "teacher", "trainable": False}
+DISTILLED = {"algorithm": "distill", "distillation": {"teacher": "teacher"}, "steps": 1, "maxStaleness": 1}
+
+
+async def test_a_teacher_scores_a_conversation_of_recorded_tokens_and_is_metered_for_its_prompt(harness):
+    replica, job = await harness.serving(agents=[{"name": "policy"}, TEACHER], training=DISTILLED)
+    await harness.commit(job, 0, seed=9, agent="teacher")
+    for number in (0, 2):  # of two agents, the first one's turns
+        await harness.result(job.request(turn=number, parent=number - 2 if number else None))
+    asked = job.request(agent="teacher", turn=SCORES + 2, parent=None, append="", scores=2)
+    reply = await harness.result(asked)
+    assert (reply.text, reply.num_tokens, len(replica.engine.calls)) == ("", 0, 2)
+    turn = await harness.turn(asked)
+    expected = gain(harness.scratch / "published" / job.adapter(0, "teacher").engine_name)
+    assert unpack_logprobs(turn.logprobs).tolist() == pytest.approx([expected] * 8), "two replies of four tokens"
+    assert (turn.agent, turn.scores, turn.temperature, turn.output_ids) == ("teacher", 2, 1.0, b"")
+    assert (turn.meter.prompt_tokens, turn.meter.output_tokens) == (len(replica.engine.calls[1].prompt_ids) + 4, 0)
+    assert (await harness.result(asked)).text == "", "asked again, the same answer"
+    early = await harness.failure(asked.model_copy(update={"turn": SCORES + 4, "scores": 4}))
+    assert (early.retryable, "is not recorded yet" in early.error) == (True, True)
+    for wrong in ({"agent": "policy"}, {"turn": SCORES + 4}, {"parent": 0}):
+        refused = await harness.failure(asked.model_copy(update={"episode": f"{asked.episode}1"} | wrong))
+        assert (refused.retryable, "score" in refused.error) == (False, True)
+
+
+async def test_a_teacher_of_another_vocabulary_scores_nothing_and_the_job_hears_why(harness):
+    tokenizer = CharacterTokenizer()
+    await harness.replica(tokenizer=tokenizer)
+    job = await harness.job(agents=[{"name": "policy"}, TEACHER], training=DISTILLED)
+    await harness.commit(job, 0, agent="teacher")
+    await harness.result(job.request())
+    tokenizer.vocabulary = "of words"
+    refused = await harness.failure(job.request(agent="teacher", turn=SCORES, parent=None, append="", scores=0))
+    assert (refused.retryable, refused.is_refused, refused.is_permanent) == (False, True, True)
+    assert "the teacher cannot score them. Choose a teacher whose model has the tokenizer" in refused.error
 
 
 @pytest.mark.parametrize(("limits", "max_s"), rows(__file__, "time_limits"))

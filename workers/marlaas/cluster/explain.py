@@ -149,7 +149,8 @@ def _idle(job: ClusterJobView) -> Iterator[str]:
 
 
 def _activity(agent: AgentStatus, is_trained: bool) -> AgentActivity:
-    tokens = None if agent.usage is None else agent.usage.generated_tokens or 0
+    used = agent.usage
+    tokens = None if used is None else (used.prompt_tokens or 0) + (used.generated_tokens or 0)
     return AgentActivity(agent.name, agent.policy_version, is_trained, tokens, agent.untrained_steps or {})
 
 

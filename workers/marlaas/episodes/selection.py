@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 from marlaas.episodes.record import EpisodeRecord
 from marlaas_api.messages import Choice, JobSpec, StepRecord
@@ -24,7 +25,7 @@ class Comparison:
         overlong: the last tokens up to max_tokens over which the penalty for long replies grows.
     """
 
-    estimator: Estimator
+    estimator: Estimator | Literal["teacher"]
     over_group: bool = True
     has_baseline: bool = False
     max_tokens: int = 0
@@ -41,14 +42,16 @@ class Comparison:
         rewards = [one.trained_reward(agent) + self._penalty(_longest(one, agent.name)) for one in members]
         if self.has_baseline:
             return [] if baseline is None else [reward - baseline for reward in rewards]
-        return advantages(self.estimator, rewards) if self.over_group and len(rewards) > 1 else []
+        if self.estimator == "teacher" or not self.over_group or len(rewards) < 2:
+            return []
+        return advantages(self.estimator, rewards)
 
     def of_candidates(self, record: EpisodeRecord, choice: Choice) -> Sequence[float]:
         """Return the advantages of the candidates of a choice, which are compared with each other; empty if they are not known."""
         sizes = {turn.turn: len(turn.output_ids) for turn in record.turns if turn.agent == choice.agent}
         pairs = zip(choice.turns, choice.rewards, strict=False)
         rewards = [reward + self._penalty(sizes.get(turn, 0)) for turn, reward in pairs]
-        return advantages(self.estimator, rewards) if len(rewards) > 1 else []
+        return advantages(self.estimator, rewards) if self.estimator != "teacher" and len(rewards) > 1 else []
 
     def _penalty(self, num_tokens: int) -> float:
         return overlong_penalty(num_tokens, self.max_tokens, self.overlong)

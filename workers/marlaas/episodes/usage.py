@@ -74,6 +74,12 @@ def _by_policy(spec: JobSpec, records: Sequence[EpisodeRecord], steps: Sequence[
     part_s = sum(record.duration_s for record in records) / len(policies)
     found: dict[str, UsageAmounts] = {}
     for policy in spec.policies:
+        if policy.name == spec.teacher:  # Scores are no turns of the recorded episodes.
+            scored = total(step.usage[policy.name] for step in steps if policy.name in step.usage)
+            found[policy.name] = UsageAmounts(
+                prompt_tokens=scored.prompt_tokens, engine_s=scored.engine_s, sandbox_s=part_s
+            )
+            continue
         names = {player.name for player in spec.players(policy.name)}
         turns = [
             turn for record in records for turn in record.turns if policies.get(turn.agent, turn.agent) == policy.name
@@ -141,11 +147,11 @@ def _without_signal(spec: JobSpec, records: Iterable[EpisodeRecord]) -> set[tupl
     for record in records:
         if record.fault is None:
             groups[record.group].append(record)
-    is_alone, fewest = len(spec.agents) == 1, 1 if spec.training.has_running_baseline else 2
+    is_alone, fewest = len(spec.agents) == 1, 1 if spec.training.needs_no_others else 2
 
     def has_advantage(agent: AgentSettings, members: Sequence[EpisodeRecord]) -> bool:
         own, *choices = _compared(agent, members, is_alone=is_alone)
-        is_compared = len(own) >= fewest and (spec.training.has_running_baseline or has_signal(own))
+        is_compared = len(own) >= fewest and (spec.training.needs_no_others or has_signal(own))
         return is_compared or any(len(rewards) > 1 and has_signal(rewards) for rewards in choices)
 
     return {

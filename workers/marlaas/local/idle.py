@@ -25,7 +25,7 @@ class AgentActivity:
     Attributes:
         version: newest version of its policy; None if it has none yet.
         is_trained: whether steps make versions of it.
-        tokens: generated in finished steps and evaluations; None if unknown.
+        tokens: of prompts and replies, in finished steps and evaluations; None if unknown. A teacher has prompts only.
         untrained: number of steps without a new version by cause; empty if unknown.
     """
 

@@ -19,7 +19,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus, BusRefused, Consumer, Delivery
 from marlaas_api.errors import InvalidInput, MarlaasError, Permanent, Retryable, Unreadable
 from marlaas_api.messages import Episode, JobDocument, Turn
-from marlaas_api.names import JobRef
+from marlaas_api.names import JobRef, is_score
 from marlaas_api.wire import unpack
 
 log = logging.getLogger(__name__)
@@ -197,8 +197,10 @@ class TurnReader:
         subject = subjects.turn(self.ref.namespace, self.ref.name, "*", "*")
         async for page in self.bus.pages(subjects.TURNS, subject, self.next_sequence):
             for stored in page:
-                self._kept.setdefault(stored.subject.split(".")[-2], []).append(stored.data)
-                self._kept_bytes += len(stored.data)
+                *_, episode, number = stored.subject.split(".")
+                if not is_score(int(number)):
+                    self._kept.setdefault(episode, []).append(stored.data)
+                    self._kept_bytes += len(stored.data)
                 self.next_sequence = max(self.next_sequence, stored.sequence + 1)
             while self._kept_bytes > MAX_KEPT_BYTES:
                 self._take(next(iter(self._kept)))
@@ -210,7 +212,7 @@ class TurnReader:
             subject = subjects.turn(self.ref.namespace, self.ref.name, episode.episode, "*")
             kept = [stored.data for stored in await self.bus.replay(subjects.TURNS, subject)]
         messages = [await unpack(data, self.blobs) for data in kept]
-        return [message for message in messages if isinstance(message, Turn)]
+        return [message for message in messages if isinstance(message, Turn) and message.scores is None]
 
     def _take(self, episode: str) -> list[bytes]:
         kept = self._kept.pop(episode, [])

@@ -14,7 +14,7 @@ from marlaas.local.results import Exchange, JobResult, agent_scores, exchanges, 
 from marlaas.local.table import faults, number, percent, token_cells, why
 from marlaas.local.tenants import GROUPED_FROM, SharesSoFar, phases, tenants_of
 from marlaas_api.last_words import error_sentence, visible
-from marlaas_api.messages import EvalSample, JobDocument, Phase, Progress
+from marlaas_api.messages import EvalSample, JobDocument, Phase, Progress, UsageAmounts
 from marlaas_api.messages.usage import total
 
 MAX_TEXT = 160
@@ -223,11 +223,15 @@ def _activity(document: JobDocument, progress: Progress) -> list[AgentActivity]:
             agent.name,
             progress.versions.get(agent.name),
             agent.trainable,
-            progress.usage[agent.name].generated_tokens if agent.name in progress.usage else None,
+            _tokens(progress.usage[agent.name]) if agent.name in progress.usage else None,
             progress.agents[agent.name].untrained if agent.name in progress.agents else {},
         )
         for agent in document.spec.policies
     ]
+
+
+def _tokens(used: UsageAmounts) -> int:
+    return used.prompt_tokens + used.generated_tokens
 
 
 def _replies(pairs: Sequence[Exchange]) -> Table:

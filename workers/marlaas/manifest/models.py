@@ -13,6 +13,7 @@ from marlaas.manifest.findings import Finding, Placed
 from marlaas.manifest.plans import Known, memory_plans, refused, too_big_for, users_of
 from marlaas.manifest.references import base_model_notes
 from marlaas.manifest.templates import template_errors, template_notes, text_errors
+from marlaas.manifest.vocabularies import vocabulary_problems
 from marlaas.models import ModelError, ModelFacts, inspect, list_models, prepared, resolve
 from marlaas.models.architectures import ADAPTABLE
 from marlaas.models.cards import cards
@@ -61,6 +62,10 @@ def check_models(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]
             yield from _wrong_targets(contents, pool.object, facts)
             yield from _too_long(contents, pool.object, facts)
             yield from _template_errors(contents, pool, facts, runnable)
+    there = ((pool.object.metadata.name, model_folder(pool.object.spec.model, runnable)) for pool, _ in known)
+    folders = {name: folder for name, folder in there if folder is not None}
+    for job in contents.jobs:
+        yield from job.source.findings(vocabulary_problems(job.object, folders))
     if here is not None:
         yield from _too_big(contents, known, here.limit)
     elif runnable:

@@ -253,7 +253,7 @@ def check_environments(
 def _questions(job: Placed[RLJob]) -> Iterator[_Question]:
     """Yield what is to be checked of a job."""
     spec = job.object.spec
-    agents = tuple(agent.name for agent in spec.agents)
+    agents = spec.called_agents
     if spec.environment.name is not None:
         demonstrates = spec.training.algorithm == "sft"
         loc: Loc = ("spec", "environment", "args")

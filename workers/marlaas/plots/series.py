@@ -70,7 +70,7 @@ def job_curves(
 ) -> list[JobCurves]:
     """Return all curves of a job; of several agents, those of each that is trained. `steps` and `evals` are in order.
 
-    KL is towards version 0 if the job has a KL penalty, else towards the behaviour policy.
+    KL is towards the teacher if the job has one, towards version 0 if it has a KL penalty, else towards the behaviour policy.
     """
     agents = [agent for agent in document.spec.agents if agent.trainable]
     if len(document.spec.agents) > 1:
@@ -112,6 +112,8 @@ def _agent_curves(
 
 def _trainer_curves(document: JobDocument, metric: Callable[[str], Curve]) -> dict[str, Curve]:
     kl = "kl" if document.spec.training.kl.coefficient > 0 else "behaviour_kl"
+    if document.spec.teacher is not None:
+        kl = "teacher_kl"
     return {ENTROPY: metric("entropy"), KL: metric(kl), GAP: metric("logprob_gap")}
 
 

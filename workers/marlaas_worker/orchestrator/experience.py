@@ -96,16 +96,16 @@ class Experience:
         agents: Sequence[AgentSettings],
         group_size: int,
         *,
-        has_baseline: bool = False,
+        needs_no_others: bool = False,
         credit: CreditSettings = _TO_EPISODES,
         demonstrates: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """has_baseline: rewards are compared with a running mean, so that one is enough, and all have signal. credit: to turns.
+        """needs_no_others: rewards are not compared within the group, so that one is enough, and all have signal. credit: to turns.
 
         demonstrates: whether a group is a demonstration: it has one member, and its reward is compared with nothing.
         """
         self._agents = tuple(agents)
-        self._has_baseline, self._demonstrates = has_baseline, demonstrates
+        self._needs_no_others, self._demonstrates = needs_no_others, demonstrates
         self._group_size, self._credit = group_size, credit
         self._members: dict[str, dict[int, Episode]] = {}
         self._repeats: dict[str, dict[str, Episode]] = {}
@@ -137,7 +137,7 @@ class Experience:
 
     def _complete(self, episodes: list[Episode], repeats: tuple[Episode, ...]) -> CompleteGroup:
         name = episodes[0].group
-        needs_no_others = self._has_baseline or self._demonstrates(name)
+        needs_no_others = self._needs_no_others or self._demonstrates(name)
         policies = [agent for agent in self._agents if agent.policy is None]
         return CompleteGroup(
             index=group_index(name),

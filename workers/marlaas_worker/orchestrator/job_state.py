@@ -118,11 +118,10 @@ class JobState:
         self.trained_prompts: set[str] = set()
         for step in history.steps:
             self._add_results(step)
-        has_baseline = spec.training.has_running_baseline
         self._experience = Experience(
             spec.agents,
             spec.rollout.group_size,
-            has_baseline=has_baseline,
+            needs_no_others=spec.training.needs_no_others,
             credit=spec.training.credit,
             demonstrates=spec.demonstrates,
         )
@@ -252,7 +251,9 @@ class JobState:
         elif self.groups.is_played(index := group_index(episode.group)):
             if episode.member not in self.ended(episode.group):
                 self.groups.count(index, kept)
-            group = self._experience.add(kept)
+            # A teacher's advantages compare no candidates, which then train as all other turns.
+            has_teacher = self.document.spec.teacher is not None
+            group = self._experience.add(kept.model_copy(update={"choices": ()}) if has_teacher else kept)
             if group is not None:
                 self.groups.complete[index] = group
 

@@ -31,7 +31,7 @@ from typing import Literal
 from marlaas_worker.rl.advantages import Estimator
 
 Ratio = Literal["proximal", "behaviour"]
-Algorithm = Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft"]
+Algorithm = Literal["grpo", "dr-grpo", "dapo", "gspo", "rloo", "reinforce++", "cispo", "sft", "distill"]
 Correction = Literal["truncated", "masked-token", "masked-sequence", "icepop", "none"]
 
 
@@ -39,7 +39,8 @@ Correction = Literal["truncated", "masked-token", "masked-sequence", "icepop", "
 class Rule:
     """One row of the table, with the bounds that its paper gives.
 
-    advantage, over: the estimator, and whether it compares the rewards of a group or of a step. ratio: of a token, or the geometric mean over a segment's
+    advantage, over: the estimator, and whether it compares the rewards of a group or of a step; teacher: a token's own, from a teacher's logprob, and
+    nothing is compared. ratio: of a token, or the geometric mean over a segment's
     tokens; the correction's weight is taken over the same unit.
 
     surrogate: clipped, min(ratio A, clip(ratio) A), gives no gradient to a token whose ratio has passed the bound; capped, sg(clip(r)) A log pi, bounds a
@@ -52,7 +53,7 @@ class Rule:
     the job may override.
     """
 
-    advantage: Estimator
+    advantage: Estimator | Literal["teacher"]
     over: Literal["group", "step"]
     ratio: Literal["token", "sequence"]
     surrogate: Literal["clipped", "capped", "weighted", "likelihood"]
@@ -131,6 +132,21 @@ SFT = Rule("none", "group", "token", "likelihood", "token", correction="none")
 Every token of a step has the same weight, as in the usual cross-entropy loss over a batch whose prompts are masked (for example trl's
 `assistant_only_loss`). A demonstration is a group of one. Its probability is that at temperature 1, whatever `rollout.temperature` is."""
 
+DISTILL = Rule("teacher", "group", "token", "clipped", "token")
+"""On-policy distillation (Thinking Machines 2025, https://thinkingmachines.ai/blog/on-policy-distillation/; GKD with reverse KL and student data,
+arXiv 2306.13649, section 3.1): the student samples, and the teacher grades each token.
+
+    J = 1/(sum_i |o_i|) sum_i sum_t min(ratio_t A_t, clip(ratio_t, 1 - e, 1 + e) A_t),    A_t = log pi_T(o_t) - log pi_prox(o_t)
+
+pi_T is the teacher's distribution after the same tokens, at temperature 1, as the student's. The mean of -A over tokens of the student is the reverse KL
+divergence KL(pi || pi_T) of the next token, and the policy gradient with A is its exact negative gradient: the derivative of A itself has the mean zero.
+A token is not credited with the divergence of later tokens (a discount of 0, as in the source). GKD differentiates the sum over the vocabulary instead,
+which has the same mean and less variance, and needs all logits of the teacher.
+
+Delta to the source, whose A has the sampling policy mu instead of pi_prox: they are equal on-policy. With stale tokens, the importance weight pi_prox/mu and
+this A still give the gradient of KL(pi_prox || pi_T), which vanishes at the teacher; with mu it would go on beyond it. In the form `behaviour`, pi without
+its gradient stands for pi_prox. Rewards are not used."""
+
 ALGORITHMS: Mapping[Algorithm, Rule] = {
     "grpo": GRPO,
     "dr-grpo": DR_GRPO,
@@ -140,4 +156,5 @@ ALGORITHMS: Mapping[Algorithm, Rule] = {
     "reinforce++": REINFORCE_PP,
     "cispo": CISPO,
     "sft": SFT,
+    "distill": DISTILL,
 }

@@ -63,7 +63,7 @@ class TokenRecord:
     trainer, behaviour, reference, proximal: logprobs of the tokens under pi, mu, the KL reference and pi_prox,
     at one temperature.
     proximal: None stands for trainer without its gradient, which is exact in the first update of a step.
-    advantages: advantage of each token's trajectory.
+    advantages: advantage of each token's trajectory; for the algorithm distill, log(teacher / mu) of the token.
     sequences: int64, from 0: the token's segment within this micro-batch, which contains all generated tokens
     of the segment.
     lengths: number of generated tokens of each token's trajectory, including those in other micro-batches.
@@ -114,6 +114,7 @@ class LossSums:
     gap: float = 0.0
     entropy: float = 0.0
     behaviour_kl: float = 0.0
+    teacher_kl: float = 0.0
     update_kl: float = 0.0
     reference_kl: float = 0.0
     ratio_max: float = 0.0
@@ -128,6 +129,7 @@ class LossSums:
         Of c = pi_prox / mu, before any bound: ratio_mean, ratio_max; ess, the effective sample size as a share of the tokens,
         (sum c)^2 / (T sum c^2); logprob_gap, mean |log c|; behaviour_kl, KL(mu || pi_prox) by k3. In the behaviour form, and for
         cispo, pi stands for pi_prox. With one update a step they are equal.
+        teacher_kl: KL(pi_prox || teacher) by k1, for the algorithm distill.
         update_kl: KL(pi_prox || pi) by k3, over tokens of the behaviour policy.
 
         clip_fraction: share of tokens that the algorithm's clip bounded, of rho in the proximal form (0 in the first update
@@ -149,6 +151,7 @@ class LossSums:
             "logprob_gap": self.gap,
             "entropy": self.entropy,
             "behaviour_kl": self.behaviour_kl,
+            "teacher_kl": self.teacher_kl,
             "update_kl": self.update_kl,
             "kl": self.reference_kl,
         }
@@ -175,6 +178,8 @@ class Surrogate(NamedTuple):
 
 def policy_loss(record: TokenRecord, config: LossConfig) -> tuple[Tensor, LossSums]:
     """Return the loss summed over the record's tokens (a scalar with gradient), and the sums for metrics and normalisation."""
+    if config.rule.advantage == "teacher":
+        record = replace(record, advantages=record.advantages - (record.fixed(config) - record.behaviour))
     keep = kept(record, config)
     left = record if keep is None else record.where(keep)
     found = surrogate(left, config)
@@ -262,6 +267,7 @@ def _sums(record: TokenRecord, left: TokenRecord, config: LossConfig, result: tu
         (proximal - behaviour).abs(),
         -trainer if record.entropies is None else record.entropies.double(),
         kl_estimate("k3", behaviour, proximal),
+        -record.advantages.double() if config.rule.advantage == "teacher" else torch.zeros_like(trainer),
         kl_estimate("k3", proximal, trainer),
         kl_estimate(config.kl_estimator, trainer, reference),
     )

@@ -33,6 +33,7 @@ from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
 from marlaas_worker.rollout.renderers.replies import ReadReply, read
+from marlaas_worker.rollout.scoring import require_vocabulary, score_record, segments
 from marlaas_worker.rollout.served_jobs import Failures, ServedJob, ServedJobs
 from marlaas_worker.rollout.stops import stops_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
@@ -123,15 +124,36 @@ class Generation:
         stage.enter(f"no version of agent {request.agent} was verified yet")
         document, num_preemptions = served.document, self.policies.num_preemptions(request.ref)
         adapter = await self._version(job, request, served)
+        if request.scores is not None:
+            return await self._play_score(request, served, job, adapter, stage)
         if (caller := past_caller(request, document)) is not None:
             self.jobs.agent(served.agent_ref).call(adapter.version, *caller, _clock())
         tokenizer = await self.tokenizers.of(document)
         prompt = await self._extend(job, request, tokenizer)
-        order = Order(request, served, job, tokenizer, adapter, prompt, began, num_preemptions)
+        vocabulary = "" if document.spec.teacher is None else await self.tokenizers.vocabulary()
+        order = Order(request, served, job, tokenizer, adapter, prompt, began, num_preemptions, vocabulary)
         drawn = await self._draw(order, stage)
         reply = await self._read(tokenizer, prompt, drawn.completion)
         turn = turn_record(order, drawn, reply, self.context.name, self.context.now())
         return require_same(await self._record(job, turn, prompt, drawn.completion, stage), request)
+
+    async def _play_score(
+        self, request: GenerateRequest, served: JobAgent, job: ServedJob, adapter: AdapterRef, stage: RequestStage
+    ) -> Turn:
+        """Record the logprobs of another agent's tokens under this one. Each segment is one prompt of the engine."""
+        lineage, own = await self.log.scored(request), await self.tokenizers.vocabulary()
+        require_vocabulary(lineage, own, request.agent)
+        room, num_preemptions = self.engine.limits.max_model_len, self.policies.num_preemptions(request.ref)
+        found = []
+        for segment in segments(lineage):
+            if segment.generated.any():
+                prompt = segment.prompt(room)
+                order = Order(request, served, job, self.tokenizers.pool, adapter, prompt, _clock(), num_preemptions)
+                found.append((segment, await self._draw(order, stage)))
+        turn = score_record(request, adapter, found, self.context.name, self.context.now())
+        turn = turn.model_copy(update={"num_preemptions": num_preemptions})
+        stage.enter("it was being recorded", self.log.explain)
+        return require_same(await self.log.record(job, turn), request)
 
     async def _play_demonstrated(
         self, request: GenerateRequest, given: ChatMessage, served: JobAgent, job: ServedJob, stage: RequestStage
@@ -242,7 +264,10 @@ class Generation:
         mark = engine.meter.enter(entered)
         computed, is_cut = Computed(), False
         try:
-            completion = await self._generate(order, slot, partial(_begin, stage, place))
+            if order.is_score:
+                completion = await self._score(order, slot)
+            else:
+                completion = await self._generate(order, slot, partial(_begin, stage, place))
             self.failures.generated(order.job, order.prompt.ids)
             computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
         except BaseException as error:
@@ -258,7 +283,8 @@ class Generation:
             engine.meter.charge(order.job, computed, share_s, order.served, _clock())
             if is_cut:
                 order.job.preempted.add(computed.num_generated, share_s)
-        order.job.outputs.note(computed.num_generated)
+        if not order.is_score:
+            order.job.outputs.note(computed.num_generated)
         engine.meter.decode.note(stage.running_s or 0.0, computed.num_generated)
         return Drawn(completion, sha256, entered - order.began, _clock() - entered, share_s)
 
@@ -272,6 +298,11 @@ class Generation:
         num_appended = len(order.prompt.appended)
         kv_tokens = len(order.prompt.past) + num_appended + expected
         return limiter.place(account, num_appended, expected, kv_tokens)
+
+    async def _score(self, order: Order, slot: Slot) -> Completion:
+        """Return the logprobs of the prompt's ids 1.. as a completion without ids."""
+        logprobs = await self.engine.score(slot.loaded, order.prompt.ids)
+        return Completion((), tuple(logprobs.tolist()), StopReason.STOP)
 
     async def _generate(self, order: Order, slot: Slot, began: Began) -> Completion:
         request, document = order.request, order.served.document

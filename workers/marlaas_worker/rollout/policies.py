@@ -14,11 +14,12 @@ from marlaas_api.bus import Bucket, Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import FencedKey, Overtaken
-from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, Pin, PolicyRecord, Progress, agents_on
+from marlaas_api.messages import GenerateRequest, JobAgent, JobDocument, JobSpec, Pin, PolicyRecord, Progress, agents_on
 from marlaas_api.messages.agent_settings import AgentSettings
 from marlaas_api.names import (
     BRANCH_TURNS,
     PREEMPTION_STRIDE,
+    SCORES,
     AdapterRef,
     AgentRef,
     JobRef,
@@ -184,6 +185,14 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
         raise RequestRefused(
             f"group {group} {found}: only the steps of supervised fine-tuning take replies from environments"
         )
+    if request.scores is None:
+        _check_turn(request, spec)
+    else:
+        _check_score(request, request.scores, spec)
+
+
+def _check_turn(request: GenerateRequest, spec: JobSpec) -> None:
+    """Refuse turn numbers that no episode can have. Raises RequestRefused."""
     names = [agent.name for agent in spec.agents]
     own, position = divmod(request.turn, len(names))
     if not 0 <= request.turn < end_of_turns(len(names)) or own % BRANCH_TURNS >= spec.rollout.max_turns:
@@ -196,6 +205,18 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
         raise RequestRefused(f"turn {request.turn} cannot follow turn {request.parent}")
     if request.max_tokens is not None and request.max_tokens < 1:
         raise RequestRefused(f"maxTokens is {request.max_tokens}; at least 1 is needed")
+
+
+def _check_score(request: GenerateRequest, scored: int, spec: JobSpec) -> None:
+    """Refuse scores by another agent than the job's teacher, or under another number. Raises RequestRefused."""
+    if request.agent != spec.teacher:
+        raise RequestRefused(f"agent {request.agent[:_QUOTED]} is asked for scores, and the teacher is {spec.teacher}")
+    if (
+        not 0 <= scored < end_of_turns(len(spec.agents))
+        or request.turn != SCORES + scored
+        or request.parent is not None
+    ):
+        raise RequestRefused(f"turn {request.turn} after {request.parent} is not the score of turn {scored}")
 
 
 def _player(document: JobDocument, name: str) -> AgentSettings:

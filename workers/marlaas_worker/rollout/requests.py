@@ -27,6 +27,7 @@ from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate, num_c
 from marlaas_worker.rollout.engine_failures import EngineKilled
 from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.policies import NotAdmitted
+from marlaas_worker.rollout.scoring import OtherVocabulary
 from marlaas_worker.rollout.served_jobs import ServedJobs
 
 HEARTBEAT_S = 1.0
@@ -212,7 +213,7 @@ class Requests:
             causes = {
                 "stops_engine": isinstance(error, EngineKilled) and error.is_sure,
                 "is_refused": isinstance(error, BadAppend),
-                "is_permanent": isinstance(error, NoChatTemplate),
+                "is_permanent": isinstance(error, NoChatTemplate | OtherVocabulary),
             }
             return failed.model_copy(update=causes)
         except Exception as error:
@@ -297,7 +298,7 @@ def _key_of(request: GenerateRequest) -> RequestKey:
 
 
 def _content_of(request: GenerateRequest) -> tuple[object, ...]:
-    return request.parent, request.append, request.tools, request.stop, request.demonstration
+    return request.parent, request.append, request.tools, request.stop, request.demonstration, request.scores
 
 
 def _clock() -> float:

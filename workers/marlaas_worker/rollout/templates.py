@@ -34,6 +34,11 @@ class EndingTokenizer(ReadingTokenizer, Protocol):
     @property
     def end_ids(self) -> frozenset[int]: ...
 
+    @property
+    def vocabulary(self) -> str:
+        """Digest of the tokens with their ids. Where two tokenizers have the same, ids mean the same texts."""
+        ...
+
     def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
         """Render a conversation that ends with a complete assistant's message. Raises BadAppend."""
         ...

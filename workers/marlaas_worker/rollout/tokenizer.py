@@ -1,6 +1,7 @@
 """Adapter for transformers' tokenizers: a pool's tokenizer, loaded once, with one chat template."""
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,11 @@ _ANY_TOOL = json.dumps(
         "function": {"name": "any", "description": "", "parameters": {"type": "object", "properties": {}}},
     }
 )
+
+
+def vocabulary_digest(ids: Mapping[str, int]) -> str:
+    """Return the sha256 of a vocabulary: of its tokens' texts with their ids."""
+    return hashlib.sha256(json.dumps(sorted(ids.items())).encode()).hexdigest()
 
 
 class TokenizerUnreadable(InvalidInput):
@@ -157,6 +163,11 @@ class PretrainedTokenizer:
                 list(messages), tools=tools, tokenize=False, add_generation_prompt=prompts, **options, **self._kwargs
             )
         )
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """See `templates.EndingTokenizer`."""
+        return vocabulary_digest(self._tokenizer.get_vocab())
 
     @cached_property
     def begin_ids(self) -> tuple[int, ...]:

@@ -38,6 +38,10 @@ class Tokenizers:
             raise NoChatTemplate(f"chatTemplate: {error}") from error
         return self._made.setdefault(settings, made)
 
+    async def vocabulary(self) -> str:
+        """Return the digest of the vocabulary."""
+        return await asyncio.to_thread(lambda: self.pool.vocabulary)
+
     def further_ends(self, tokenizer: EndingTokenizer) -> frozenset[int]:
         """Return the end tokens of a job's tokenizer that the engine does not know: it has those of the pool's."""
         return tokenizer.end_ids - self.pool.end_ids

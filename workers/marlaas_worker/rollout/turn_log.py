@@ -12,7 +12,7 @@ from typing import TypeVar
 from marlaas_api import subjects, wire
 from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus, Stored, StreamFull
-from marlaas_api.errors import Permanent
+from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.failpoints import failpoint
 from marlaas_api.fenced import FencedSubject, Overtaken
 from marlaas_api.messages import GenerateRequest, Turn
@@ -34,6 +34,10 @@ T = TypeVar("T")
 
 class TurnLost(Permanent):
     """The stream rejected a turn as already recorded, but the recorded turn cannot be read."""
+
+
+class TurnUnseen(Retryable):
+    """A turn that is to be scored is not on the stream, or not yet on the stream's replica that was read."""
 
 
 class TurnLog:
@@ -112,6 +116,18 @@ class TurnLog:
         is_continued = any(turn.parent == request.parent for turn in turns.values())
         _add(job, key, History(conversation, has_branches=is_continued))
         return conversation
+
+    async def scored(self, request: GenerateRequest) -> list[Turn]:
+        """Return the conversation that a request scores, oldest turn first. Raises TurnUnseen, and as `find`."""
+        turns = await self.episode(request.namespace, request.job, request.episode)
+        lineage: list[Turn] = []
+        following = request.scores
+        while following is not None:
+            if (turn := turns.get(following)) is None:
+                raise TurnUnseen(f"turn {following} of episode {request.episode} is not recorded yet")
+            lineage.append(turn)
+            following = turn.parent
+        return lineage[::-1]
 
     async def _persist(self, call: Callable[[], Awaitable[T]], name: str) -> T:
         level = logging.DEBUG if self._waiting else logging.WARNING  # with a full stream, every turn waits

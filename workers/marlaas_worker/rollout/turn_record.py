@@ -13,12 +13,12 @@ from marlaas_worker.rollout.renderers.replies import ReadReply
 from marlaas_worker.rollout.served_jobs import ServedJob
 from marlaas_worker.rollout.templates import EndingTokenizer
 
-_COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
+COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Inputs of one generation. job: what the replica keeps of it. tokenizer: of the job's chat template. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then."""
+    """Inputs of one generation. job: what the replica keeps of it. tokenizer: of the job's chat template. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then. vocabulary: its digest, for the record."""
 
     request: GenerateRequest
     served: JobAgent
@@ -28,6 +28,12 @@ class Order:
     prompt: Prompt
     began: float
     num_preemptions: int
+    vocabulary: str = ""
+
+    @property
+    def is_score(self) -> bool:
+        """Whether the prompt is scored, and nothing is generated."""
+        return self.request.scores is not None
 
     @property
     def account(self) -> Account:
@@ -67,7 +73,7 @@ def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: 
     fed = len(completion.output_ids) > 0 or completion.stop_reason is not StopReason.CONTEXT
     append, tools = (request.append, request.tools) if fed else beginning(request)
     return Turn(
-        **request.model_dump(include=_COPIED),
+        **request.model_dump(include=COPIED),
         append=append,
         tools=tools,
         version=order.adapter.version,
@@ -93,6 +99,7 @@ def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: 
         unfit_tokens=num_prompt if drawn.context_tokens else 0,
         context_tokens=drawn.context_tokens,
         is_overtime=completion.is_overtime,
+        vocabulary=order.vocabulary,
         replica=replica,
         at=at,
     )
@@ -109,7 +116,7 @@ def demonstrated_record(
     """
     prompt, completion = demonstration.prompt, demonstration.completion
     return Turn(
-        **request.model_dump(include=_COPIED),
+        **request.model_dump(include=COPIED),
         append=request.append,
         tools=request.tools,
         demonstration=request.demonstration,

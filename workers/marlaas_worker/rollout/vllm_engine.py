@@ -9,7 +9,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,7 @@ class VllmEngine:
         self._incarnation: EngineIncarnation | None = None
         self._may_fork = may_fork and not uses_gpu()
         self._past = EngineCounts()
+        self._scores = count()
 
     @property
     def base(self) -> str:
@@ -145,8 +146,12 @@ class VllmEngine:
         if not 2 <= len(ids) < self.limits.max_model_len:
             raise PromptInvalid(f"{len(ids)} ids to score; 2 to {self.limits.max_model_len - 1} are possible")
         with self._residents.using(adapter):
-            outputs = await self._run(f"score-{adapter.name}", adapter, ids, _scoring(), _Start())
-        return np.asarray(outputs[-1].prompt_logprobs.logprobs, dtype=np.float32)
+            request = f"score-{next(self._scores)}-{adapter.name}"
+            outputs = await self._run(request, adapter, ids, _scoring(), _Start())
+        scores = np.asarray(outputs[-1].prompt_logprobs.logprobs, dtype=np.float32)
+        if len(scores) != len(ids) - 1:
+            raise Retryable(f"vLLM returned {len(scores)} logprobs for {len(ids)} ids of {request}")
+        return scores
 
     async def generate(
         self,

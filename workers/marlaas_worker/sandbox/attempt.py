@@ -47,6 +47,7 @@ class Attempt:
         started = time.monotonic()
         try:
             result = await self._scored()
+            await self._session.ask_teacher()
         except Fault as fault:
             self.is_retryable = fault.is_retryable
             result = {

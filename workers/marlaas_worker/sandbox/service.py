@@ -89,7 +89,7 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
     return ChildrenConfig(
         name=environment.name or "",
         args=environment.args.value,
-        agents=tuple(agent.name for agent in document.spec.agents),
+        agents=document.spec.called_agents,
         demonstrations=_demonstrations(document.spec),
         suites=_suites(document.spec),
         memory_bytes=int(quantity(environment.memory)),

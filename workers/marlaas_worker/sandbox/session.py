@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from marlaas.envs.playing import UNSCORED
+from marlaas_api.background import await_all
 from marlaas_api.messages import (
     FaultClass,
     GenerateRequest,
@@ -22,6 +23,7 @@ from marlaas_api.messages import (
     StopReason,
     TaskMessage,
 )
+from marlaas_api.names import SCORES, Split
 from marlaas_worker.sandbox.channel import BadFrame, encode_frame, read_frame
 from marlaas_worker.sandbox.child_messages import (
     CHILD_MESSAGES,
@@ -83,6 +85,24 @@ def _as_fault() -> Iterator[None]:
         raise Fault(FaultClass.ENV, f"the environment sent an invalid message: {error}") from error
 
 
+@contextlib.contextmanager
+def _turn_faults(agent: str) -> Iterator[None]:
+    """Raise the fault that the error of a turn of this agent is."""
+    try:
+        yield
+    except (BadChildMessage, TurnTooLong) as error:
+        raise Fault(FaultClass.ENV, str(error)) from error
+    except TurnRefused as error:
+        text = f"a turn of agent {agent!r} was refused: {error}"
+        raise Fault(FaultClass.ENV, text, is_retryable=False, is_permanent=error.is_permanent) from error
+    except TurnStopsEngine as error:
+        raise Fault(FaultClass.ENV, str(error), is_retryable=False) from error
+    except TurnFailed as error:
+        raise Fault(FaultClass.INFRA, str(error)) from error
+    except TurnWaited as error:
+        raise Fault(FaultClass.WAITED, str(error)) from error
+
+
 class _ChildEnded(Exception):
     def __init__(self, ended: Ended) -> None:
         super().__init__()
@@ -102,12 +122,14 @@ class ChildSession:
         self._member = member
         self._episode = episode
         self.ledger = TurnLedger(tuple(agent.name for agent in self._spec.agents), self._spec.rollout.max_turns)
+        if self._spec.teacher is not None:
+            self.ledger.may_speak = self._spec.called_agents
         self._left_s = self._spec.environment.episode_timeout_seconds
         self.tool_s = 0.0
 
     async def run(self, child: Child) -> ScoreMessage:
         """Start the episode in a child and return its score. Raises Fault."""
-        task, agents = self._task, self.ledger.agents
+        task, agents = self._task, self._spec.called_agents
         index = task.index if task.task is None else task.task
         start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents}
         is_strict = self._spec.training.max_staleness == 0
@@ -159,7 +181,7 @@ class ChildSession:
     async def _read(self, child: Child) -> ChildMessage:
         """Return the child's next message. Raises Fault, and the errors of a closed connection."""
         with _as_fault():
-            return parse(await read_frame(child.reader), self.ledger.agents)
+            return parse(await read_frame(child.reader), self._spec.called_agents)
 
     async def _received(self, child: Child, reading: "asyncio.Task[ChildMessage]") -> ChildMessage:
         """Return the message that was read. Raises Fault."""
@@ -204,25 +226,28 @@ class ChildSession:
         """Have a turn generated and send the answer to the child. Raises Fault."""
         await _send(child, {"agent": asked.agent, "turn": asked.number, **await self._play_turn(child, asked)})
 
+    async def ask_teacher(self) -> None:
+        """Have the job's teacher score the conversations of the trainable agents, after the episode's end. Raises Fault."""
+        teacher, task = self._spec.teacher, self._task
+        if teacher is None or task.split is not Split.TRAIN or self._spec.demonstrates(task.group):
+            return
+        trained = {agent.name for agent in self._spec.agents if agent.trainable}
+        leaves = [leaf for agent, own in self.ledger.leaves().items() if agent in trained for leaf in own]
+        with _turn_faults(teacher):
+            await await_all(self._turns.generate(self._score(teacher, leaf), self._timeout_s) for leaf in leaves)
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._spec.turn_timeout_s + _CUT_GRACE_S
+
     async def _play_turn(self, child: Child, asked: TurnMessage) -> dict[str, Any]:
         """Have a turn generated and return the answer for the child. Raises Fault."""
         try:
-            if not self.ledger.begin(asked):
-                text = f"agent {asked.agent!r} has had its {self.ledger.max_turns} turns (rollout.maxTurns)"
-                return {"kind": "limit", "text": text}
-            timeout_s = self._spec.turn_timeout_s + _CUT_GRACE_S
-            reply = await _unless_ended(child, self._turns.generate(self._request(asked), timeout_s))
-        except (BadChildMessage, TurnTooLong) as error:
-            raise Fault(FaultClass.ENV, str(error)) from error
-        except TurnRefused as error:
-            text = f"a turn of agent {asked.agent!r} was refused: {error}"
-            raise Fault(FaultClass.ENV, text, is_retryable=False, is_permanent=error.is_permanent) from error
-        except TurnStopsEngine as error:
-            raise Fault(FaultClass.ENV, str(error), is_retryable=False) from error
-        except TurnFailed as error:
-            raise Fault(FaultClass.INFRA, str(error)) from error
-        except TurnWaited as error:
-            raise Fault(FaultClass.WAITED, str(error)) from error
+            with _turn_faults(asked.agent):
+                if not self.ledger.begin(asked):
+                    text = f"agent {asked.agent!r} has had its {self.ledger.max_turns} turns (rollout.maxTurns)"
+                    return {"kind": "limit", "text": text}
+                reply = await _unless_ended(child, self._turns.generate(self._request(asked), self._timeout_s))
         except _ChildEnded as end:
             raise fault_of_exit(end.ended, self._spec.environment.memory) from None
         stop = reply.stop_reason or StopReason.STOP
@@ -237,6 +262,25 @@ class ChildSession:
         parts = None if reply.parts is None else reply.parts.model_dump(mode="json")
         texts = {"text": reply.text, "opening": reply.opening, "parts": parts}
         return {"kind": "reply", **texts, "stop_reason": stop, **sizes}
+
+    def _score(self, teacher: str, leaf: int) -> GenerateRequest:
+        """Return the request to score the conversation that ends with a turn."""
+        task = self._task
+        return GenerateRequest(
+            namespace=task.namespace,
+            job=task.job,
+            uid=task.uid,
+            agent=teacher,
+            group=task.group,
+            member=self._member,
+            episode=self._episode,
+            turn=SCORES + leaf,
+            parent=None,
+            append="",
+            max_tokens=1,
+            scores=leaf,
+            deadline_s=LEASE_S,
+        )
 
     def _request(self, asked: TurnMessage) -> GenerateRequest:
         task = self._task
@@ -263,7 +307,7 @@ async def compared(
     child: Child, document: JobDocument, task: TaskMessage, plays: Sequence[dict[str, Any]]
 ) -> ComparedMessage:
     """Have a child compare the episodes of a group, and return its message. Raises Fault, BadFrame (the plays are too long)."""
-    environment, agents = document.spec.environment, tuple(agent.name for agent in document.spec.agents)
+    environment, agents = document.spec.environment, document.spec.called_agents
     index = task.index if task.task is None else task.task
     start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents, "plays": list(plays)}
     start |= _of_suite(document.spec, task)

@@ -254,6 +254,7 @@ class AgentTrainer:
             adapters=self._adapters,
             refreshes=rollout.refresh == "turn",
             is_demonstrated=group.step < self._spec.demonstrated_steps,
+            teacher=self._spec.teacher,
         )
         missing_since: float | None = None
 

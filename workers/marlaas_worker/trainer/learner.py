@@ -323,6 +323,8 @@ class Learner:
             metrics["kl"] *= training.epochs
         if not training.has_several_updates:
             del metrics["update_kl"]
+        if training.distillation is None:
+            del metrics["teacher_kl"]
         if self._loss.is_likelihood:
             metrics = {name: value for name, value in metrics.items() if name not in _OF_SAMPLES}
             metrics["perplexity"] = math.exp(min(metrics["loss"], _MAX_LOSS))

@@ -5,10 +5,11 @@ and raise `TrajectoryInvalid`: no turn is skipped, and no token that another pol
 """
 
 import asyncio
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from marlaas_api import subjects, wire
 from marlaas_api.background import await_all
@@ -16,6 +17,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
+from marlaas_api.names import SCORES
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 
 MAX_CONCURRENT_READS = 32
@@ -37,6 +39,7 @@ class Expectation:
 
     adapters: sha256 of the adapter file, for the versions that the trainer knows. refreshes: turns may be newer than their
     group's version (`rollout.refresh: turn`). is_demonstrated: the replies are given, and no policy has sampled them.
+    teacher: agent that has scored the generated tokens; None: there is none.
     """
 
     temperature: float
@@ -44,6 +47,7 @@ class Expectation:
     adapters: Mapping[int, str]
     refreshes: bool = False
     is_demonstrated: bool = False
+    teacher: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,13 @@ class Trajectory:
     """Turns that are context only."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
     """By turn; they are part of the reward."""
+    teacher: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    """By turn, the teacher's logprobs of the generated tokens; NaN where it has none."""
+
+    @property
+    def teacher_advantages(self) -> dict[int, npt.NDArray[np.float32]]:
+        """By turn, log(teacher / mu) of each generated token."""
+        return {number: found - unpack_logprobs(self.turns[number].logprobs) for number, found in self.teacher.items()}
 
     @property
     def own_turns(self) -> list[int]:
@@ -104,10 +115,16 @@ async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expect
         if strangers := {one.turn for one in ref.turn_rewards} - turns.keys():
             text = f"episode {ref.episode} has a reward for turn {min(strangers)} of {group.agent}, which is none of its turns"
             raise TrajectoryInvalid(text)
-    return [_trajectory(ref, turns) for ref, turns in zip(group.trajectories, members, strict=True)]
+    pairs = list(zip(group.trajectories, members, strict=True))
+    if expected.teacher is None or expected.is_demonstrated:
+        return [_trajectory(ref, turns, {}) for ref, turns in pairs]
+    scores = await await_all(reader.scores(ref, turns, expected.teacher) for ref, turns in pairs)
+    return [_trajectory(ref, turns, found) for (ref, turns), found in zip(pairs, scores, strict=True)]
 
 
-def _trajectory(ref: TrajectoryRef, turns: Mapping[int, Turn]) -> Trajectory:
+def _trajectory(
+    ref: TrajectoryRef, turns: Mapping[int, Turn], teacher: Mapping[int, npt.NDArray[np.float32]]
+) -> Trajectory:
     is_choice = ref.choice is not None
     return Trajectory(
         turns=turns,
@@ -118,6 +135,7 @@ def _trajectory(ref: TrajectoryRef, turns: Mapping[int, Turn]) -> Trajectory:
         # The context of a candidate is all but the candidate itself; else, it is the candidates of all choices.
         untrained=frozenset(turns.keys() - set(ref.leaves) if is_choice else ref.untrained),
         turn_rewards={one.turn: one.reward for one in ref.turn_rewards},
+        teacher=teacher,
     )
 
 
@@ -175,6 +193,41 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
         raise _invalid(turn, f"a token id is outside the vocabulary of {vocab_size}")
 
 
+def _lineage(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
+    """Return a turn and those before it, oldest first."""
+    path = [turns[leaf]]
+    while (parent := path[-1].parent) is not None:
+        path.append(turns[parent])
+    return path[::-1]
+
+
+def scores_of(
+    record: Turn, scored: Sequence[Turn], wanted: tuple[GroupReady, TrajectoryRef, str]
+) -> dict[int, npt.NDArray[np.float32]]:
+    """Return a teacher's logprobs of turns, by number.
+
+    Args:
+        scored: the turns of the conversation, oldest first.
+        wanted: the group, the trajectory and the teacher that the record must name.
+
+    Raises:
+        TrajectoryInvalid: the record is of another conversation, or its logprobs are not of these turns' tokens.
+    """
+    group, ref, teacher = wanted
+    own = (record.namespace, record.job, record.uid, record.group, record.member, record.episode, record.agent)
+    names = (group.namespace, group.job, group.uid, group.group, ref.member, ref.episode, teacher)
+    if own != names or record.scores != scored[-1].turn or record.temperature != 1.0:
+        raise _invalid(record, f"it is not the score of turn {scored[-1].turn} by {teacher} at temperature 1")
+    lengths = [len(unpack_ids(turn.output_ids)) for turn in scored]
+    logprobs = unpack_logprobs(record.logprobs)
+    if len(logprobs) != sum(lengths):
+        raise _invalid(record, f"{len(logprobs)} scores of {sum(lengths)} generated tokens")
+    if np.isinf(logprobs).any() or (logprobs > ROUNDING).any():
+        raise _invalid(record, "a score is above zero or infinite")
+    parts = np.split(logprobs, np.cumsum(lengths)[:-1])
+    return {turn.turn: part for turn, part in zip(scored, parts, strict=True)}
+
+
 class _TurnReader:
     """Reads one group's turns, at most MAX_CONCURRENT_READS at a time."""
 
@@ -191,6 +244,16 @@ class _TurnReader:
             turns |= {turn.turn: turn for turn in found}
             wanted = {turn.parent for turn in found if turn.parent is not None} - turns.keys()
         return turns
+
+    async def scores(
+        self, ref: TrajectoryRef, turns: Mapping[int, Turn], teacher: str
+    ) -> dict[int, npt.NDArray[np.float32]]:
+        """Read a teacher's logprobs of a trajectory's generated tokens, by turn. Raises as `read_group`."""
+        found: dict[int, npt.NDArray[np.float32]] = {}
+        scored = await await_all(self._turn(ref.episode, SCORES + leaf) for leaf in ref.leaves)
+        for leaf, record in zip(ref.leaves, scored, strict=True):
+            found = scores_of(record, _lineage(turns, leaf), (self._group, ref, teacher)) | found
+        return found
 
     async def _turn(self, episode: str, number: int) -> Turn:
         subject = subjects.turn(self._group.namespace, self._group.job, episode, number)

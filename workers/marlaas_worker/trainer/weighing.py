@@ -3,8 +3,10 @@
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from marlaas_api.messages import Turn
 from marlaas_api.messages.training_settings import BaselineSettings, CreditSettings, TrainingSettings
@@ -17,6 +19,10 @@ from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 from marlaas_worker.trainer.trajectories import Trajectory
 
 _METRIC = "baseline"
+
+
+Advantage = float | Mapping[int, float] | Mapping[int, npt.NDArray[np.float32]]
+"""Of a trajectory, of its turns by number, or of its turns' generated tokens. NaN: the token is not trained."""
 
 
 class Baselines:
@@ -71,7 +77,7 @@ class Baselines:
 class Weighing:
     """A job's conversion of rewards to advantages."""
 
-    estimator: Estimator
+    estimator: Estimator | Literal["teacher"]
     max_tokens: int
     """Limit of a turn."""
     overlong_tokens: int
@@ -120,17 +126,21 @@ class Weighing:
 
     def _advantages(
         self, key: Hashable, members: Sequence[Trajectory], baselines: Mapping[str, float]
-    ) -> Sequence[float | Mapping[int, float]]:
+    ) -> Sequence["Advantage"]:
         """Return the advantages of trajectories that are compared with each other, by turn where turns have their own."""
-        rewards = [self.reward(member) for member in members]
+        rewards, estimator = [self.reward(member) for member in members], self.estimator
         is_episode = isinstance(key, str)
+        if estimator == "teacher":
+            return [member.teacher_advantages for member in members]
         if self.has_baseline and is_episode:
             return [reward - baselines.get(str(key), 0.0) for reward in rewards]
         if self.credit.type == "episode" or self.estimator == "none" or not is_episode:
-            return advantages(self.estimator, rewards)
-        return self._by_turn(members, rewards)
+            return advantages(estimator, rewards)
+        return self._by_turn(estimator, members, rewards)
 
-    def _by_turn(self, members: Sequence[Trajectory], rewards: Sequence[float]) -> list[dict[int, float]]:
+    def _by_turn(
+        self, estimator: Estimator, members: Sequence[Trajectory], rewards: Sequence[float]
+    ) -> list[dict[int, float]]:
         """Return the advantages of trajectories by turn. rewards: of the trajectories."""
         turns = [member.own_turns for member in members]
         returns = [
@@ -138,15 +148,15 @@ class Weighing:
             for member, own, reward in zip(members, turns, rewards, strict=True)
         ]
         if self.credit.type == "turn":
-            found = by_turn(self.estimator, returns)
+            found = by_turn(estimator, returns)
         else:
             # What the environment has shown right before a turn: the tokens that were appended for it, and for a turn that
             # opens a segment those of its whole context.
             states = [
                 [member.turns[turn].prompt_ids for turn in own] for member, own in zip(members, turns, strict=True)
             ]
-            whole = advantages(self.estimator, rewards)
-            parts = by_state(self.estimator, returns, states)
+            whole = advantages(estimator, rewards)
+            parts = by_state(estimator, returns, states)
             found = [[one + self.credit.weight * part for part in own] for one, own in zip(whole, parts, strict=True)]
         return [dict(zip(own, values, strict=True)) for own, values in zip(turns, found, strict=True)]
 
@@ -173,11 +183,11 @@ def weighing(training: TrainingSettings, max_tokens: int) -> Weighing:
 def segments_of(
     turns: Mapping[int, Turn],
     leaves: Sequence[int],
-    advantage: float | Mapping[int, float],
+    advantage: Advantage,
     trajectory: int = 0,
     untrained: Collection[int] = (),
 ) -> list[Segment]:
-    """Cut a trajectory into segments. advantage: of the trajectory, or by turn; 0 for a turn that it lacks.
+    """Cut a trajectory into segments. advantage: 0 for a turn that it lacks.
 
     Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
     own segment. A path within another one gives no segment of its own.
@@ -208,16 +218,17 @@ def _path_to(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
     return path[::-1]
 
 
-def _segment(path: Sequence[Turn], trained: set[int], advantage: float | Mapping[int, float]) -> Segment:
+def _segment(path: Sequence[Turn], trained: set[int], advantage: Advantage) -> Segment:
     ids, generated, behaviour, weights = [], [], [], []
     for turn in path:
         prompt, output = unpack_ids(turn.prompt_ids), unpack_ids(turn.output_ids)
         ids += [prompt, output]
-        generated += [np.zeros(len(prompt), np.bool_), np.full(len(output), turn.turn not in trained)]
+        own = advantage if isinstance(advantage, float) else advantage.get(turn.turn, 0.0)
+        weight_of_output = np.broadcast_to(np.asarray(own, np.float32), len(output))
+        weights += [np.zeros(len(prompt), np.float32), weight_of_output]
+        generated += [np.zeros(len(prompt), np.bool_), ~np.isnan(weight_of_output) & (turn.turn not in trained)]
         sampled = np.zeros(len(output), np.float32) if turn.demonstration else unpack_logprobs(turn.logprobs)
         behaviour += [np.zeros(len(prompt), np.float32), sampled]
-        own = advantage if isinstance(advantage, float) else advantage.get(turn.turn, 0.0)
-        weights += [np.full(len(prompt) + len(output), own, np.float32)]
     mask = np.concatenate(generated)
     logprobs = np.where(mask, np.concatenate(behaviour), np.float32(0))
     weight = advantage if isinstance(advantage, float) else np.concatenate(weights)

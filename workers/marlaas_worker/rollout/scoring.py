@@ -1,0 +1,103 @@
+"""A teacher's scores of a student's conversation: token ids of segments from recorded turns, and the record of their logprobs. Pure.
+
+The ids are those that the student's engine was given and has sampled; no text is tokenized. Each segment is one context, so a conversation
+is scored in one forward pass for each, after its last turn.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from marlaas_api.messages import GenerateRequest, Meter, StopReason, Turn
+from marlaas_api.names import AdapterRef
+from marlaas_api.wire import pack_logprobs, unpack_ids
+from marlaas_worker.rollout.conversation import NO_IDS, BadAppend, Draft, Ids, Prompt
+from marlaas_worker.rollout.turn_record import COPIED, Drawn
+
+TEMPERATURE = 1.0
+
+
+class OtherVocabulary(BadAppend):
+    """The student's ids have another meaning in the teacher's vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """One segment of a conversation. ids: int32 [T]. generated: bool [T]."""
+
+    ids: Ids
+    generated: npt.NDArray[np.bool_]
+
+    def prompt(self, max_model_len: int) -> Prompt:
+        """Return the ids to give to an engine: as many as leave room for the one token that engines generate beside a score."""
+        return Prompt(Draft(None, "", "", "", opens_segment=True), NO_IDS, self.ids[: max_model_len - 1])
+
+    def of_generated(self, logprobs: Sequence[float]) -> npt.NDArray[np.float32]:
+        """Return the logprobs of the generated ids. logprobs: of ids 1.., as far as they are known; NaN stands for the others."""
+        known = np.full(len(self.ids), np.nan, np.float32)
+        known[1 : 1 + len(logprobs)] = logprobs
+        return known[self.generated]
+
+
+def segments(lineage: Sequence[Turn]) -> list[Scored]:
+    """Cut a conversation into its segments. lineage: its turns, oldest first."""
+    parts: list[list[Turn]] = []
+    for turn in lineage:
+        if turn.opens_segment or not parts:
+            parts.append([])
+        parts[-1].append(turn)
+    return [_segment(part) for part in parts]
+
+
+def _segment(turns: Sequence[Turn]) -> Scored:
+    pieces = [
+        (unpack_ids(ids), is_output)
+        for turn in turns
+        for ids, is_output in ((turn.prompt_ids, False), (turn.output_ids, True))
+    ]
+    generated = [np.full(len(ids), is_output) for ids, is_output in pieces]
+    return Scored(np.concatenate([ids for ids, _ in pieces]), np.concatenate(generated))
+
+
+def require_vocabulary(lineage: Sequence[Turn], own: str, teacher: str) -> None:
+    """Raise OtherVocabulary unless the turns' ids are of this vocabulary. own: its digest."""
+    for turn in lineage:
+        if turn.vocabulary != own:
+            raise OtherVocabulary(
+                f"the tokens of agent {turn.agent!r} are of a vocabulary with digest {turn.vocabulary[:12] or 'unknown'}, and those of its teacher "
+                f"{teacher!r} of one with digest {own[:12]}: token ids mean different texts, so the teacher cannot score them. Choose a teacher whose "
+                "model has the tokenizer of the student's"
+            )
+
+
+def score_record(
+    request: GenerateRequest, adapter: AdapterRef, found: Sequence[tuple[Scored, Drawn]], replica: str, at: float
+) -> Turn:
+    """Return the record of a conversation's scores. found: its segments with the engine's answers. at: now, in unix seconds."""
+    drawn = [one for _, one in found]
+    logprobs = [scored.of_generated(one.completion.logprobs) for scored, one in found]
+    return Turn(
+        **request.model_dump(include=COPIED),
+        scores=request.scores,
+        append="",
+        version=adapter.version,
+        adapter_sha256=next((one.sha256 for one in drawn), ""),
+        opens_segment=True,
+        prompt_ids=b"",
+        output_ids=b"",
+        logprobs=pack_logprobs(np.concatenate([np.zeros(0, np.float32), *logprobs]).tolist()),
+        text="",
+        stop_reason=StopReason.STOP,
+        temperature=TEMPERATURE,
+        meter=Meter(
+            prompt_tokens=sum(1 + len(one.completion.logprobs) for one in drawn),
+            output_tokens=0,
+            queue_s=sum(one.queue_s for one in drawn),
+            engine_s=sum(one.engine_s for one in drawn),
+            share_s=sum(one.share_s for one in drawn),
+        ),
+        replica=replica,
+        at=at,
+    )
