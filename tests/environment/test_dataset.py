@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from bench.s3_server import serving
 from math_verify import parse, verify
 from tests.environment.playing import chat_completions, play
 from tests.tables import data, rows
@@ -20,6 +21,9 @@ from marlaas.envs import own_modules, suite_args
 from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
+from marlaas.envs.dataset.files import digest
+from marlaas.envs.dataset.settings import Source
+from marlaas.envs.dataset.sources import files_of
 from marlaas.envs.demonstrations import demonstration_of
 from marlaas.envs.loading import resolve
 from marlaas.envs.playing import play_episode
@@ -92,6 +96,46 @@ def test_a_data_set_of_a_suite_is_held_out_as_a_whole_and_cannot_be_trained():
 def test_bad_arguments_and_rows_are_refused_with_their_place(args, reason):
     with pytest.raises(InvalidInput, match=reason):
         made(**args)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    with serving() as bucket:
+        for name, value in bucket.variables.items():
+            monkeypatch.setenv(name, value)
+        bucket.objects |= {"s3/a.jsonl": FILES["sums.jsonl"].encode(), "s3/b/held.csv": FILES["held.csv"].encode()}
+        bucket.objects |= {"s3/notes.txt": b"", "sums.jsonl": b"not below the prefix"}
+        yield bucket
+
+
+def test_objects_are_downloaded_once_for_each_content_and_need_no_credentials_then(bucket, monkeypatch):
+    def digests():
+        tasks = made(source={"s3": "s3://bucket/s3/*.jsonl"}, held_out={"s3": "s3://bucket/s3/**/h?ld.csv"}).tasks
+        assert tasks.held_out.task(1).place == "s3://bucket/s3/b/held.csv:3"
+        assert tasks.train.task(0).place == "s3://bucket/s3/a.jsonl:3", "the first row is held out"
+        return [one.sha256 for one in tasks.files()]
+
+    found = digests()
+    assert [digests(), bucket.asked["GET"]] == [found, 10], "two objects, and four lists of two pages"
+    bucket.objects["s3/a.jsonl"] += b"\n"
+    changed = digests()
+    assert [changed[0] != found[0], changed[1]] == [True, found[1]]
+    bucket.refusal = (500, "Down")
+    (known,) = files_of(Source(s3=("s3://bucket/s3/*.jsonl",)), is_known=True)
+    assert (known.origin, digest(known)) == ("s3://bucket/s3/a.jsonl", changed[0]), "for the record of a run"
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert digests() == changed, "as the sandboxes of `marlaas run`"
+
+
+@pytest.mark.parametrize(("key", "answer", "kind", "reason"), rows(__file__, "data_stores"))
+def test_a_store_that_refuses_or_is_away_is_told_in_a_sentence(key, answer, kind, reason, bucket, monkeypatch):
+    if answer == "away":
+        monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:1")
+    elif answer is not None:
+        bucket.refusal = tuple(answer)
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        made(source={"s3": f"s3://bucket/{key}"})
+    assert type(caught.value).__name__ == kind
 
 
 @pytest.mark.parametrize(("args", "turns"), rows(__file__, "data_demonstrations"))

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from marlaas import Score, ServiceFailed
+from marlaas.envs.dataset.problems import SourceSilent, SourceUnavailable
 
 NUM_IMPORTS = 0
 MIB = 1 << 20
@@ -424,6 +425,17 @@ class EndsItself(NeverPlayed):
 class NeverReady(NeverPlayed):
     def __init__(self):
         time.sleep(1000)
+
+
+class LoadsLater:
+    def __init__(self, loads, refuses=False):
+        with Path(loads).open("a+") as file:
+            file.write("x")
+            if file.tell() < 4:
+                raise (SourceUnavailable if refuses else SourceSilent)("the store does not answer", "source")
+
+    def play(self, task, agent):
+        return 1.0
 
 
 class EndsWithAProcess(NeverPlayed):

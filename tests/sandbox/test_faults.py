@@ -194,6 +194,20 @@ async def test_an_environment_that_cannot_be_loaded_says_why_and_a_misfit_once(h
         assert (1 + len(episode.prior_faults), episode.is_permanent) == (num_plays, num_plays == 1)
 
 
+@pytest.mark.parametrize(
+    ("refuses", "expected"), [(False, (None, {FaultClass.WAITED})), (True, (FaultClass.INFRA, set()))]
+)
+async def test_a_store_that_does_not_give_the_data_is_waited_for_unless_it_refuses(
+    harness, tmp_path, monkeypatch, refuses, expected
+):
+    monkeypatch.setattr(service, "_PAUSE_S", 0.01)
+    monkeypatch.setattr("marlaas_worker.sandbox.children._REMEMBERED_S", 0.05)
+    args = {"loads": str(tmp_path / "loads"), "refuses": refuses}
+    (episode,) = await harness.play_document(harness.document("rogues:LoadsLater", args=args, max_attempts=1))
+    assert (episode.fault, set(episode.prior_faults), episode.is_permanent) == (*expected, False)
+    assert "source: the store does not answer" in episode.fault_text or not refuses
+
+
 @pytest.mark.parametrize(("name", "text"), rows(__file__, "strangers"))
 async def test_an_environment_that_names_an_agent_that_the_job_lacks_is_told_so_once(harness, name, text):
     (episode,) = await harness.play(name, max_attempts=3)

@@ -12,8 +12,8 @@ class FaultClass(StrEnum):
     """Faults that the policy did not cause; such an attempt is never scored.
 
     UNSCORED: the environment gave no reward. It is not played again: the environment decided so.
-    WAITED: the attempt was given up because a turn waited too long for a place in an engine. It is always repeated, so
-    this class occurs in `prior_faults` only.
+    WAITED: the attempt was given up because a turn waited too long for a place in an engine, or the store of a data set does not
+    answer. It is always repeated, so this class occurs in `prior_faults` only.
     """
 
     INFRA = "infra"

@@ -8,9 +8,11 @@ from typing import Any
 
 from marlaas.envs.leftovers import MAX_CHARACTERS, MAX_TOLD
 from marlaas_api.last_words import visible
+from marlaas_api.messages import FaultClass
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment
 
+_FAULTS = {fault.value: fault for fault in (FaultClass.INFRA, FaultClass.WAITED)}
 MAX_EXTENSION = 10
 """Longest load time, as a multiple of the limit."""
 _SHORT_OF_CPU = 0.5
@@ -49,7 +51,8 @@ async def wait_until_loaded(
             f"the process that loads the environment sent an invalid report: {type(error).__name__}"
         ) from error
     if broken:
-        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent)
+        fault = _FAULTS.get(str(report.get("fault")), FaultClass.ENV)
+        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent, fault=fault)
     if missing := set(suites) - loaded:
         raise BrokenEnvironment(
             f"the release of marlaas in the environment's image does not play suites with an environment of their own ({min(missing)}): build "

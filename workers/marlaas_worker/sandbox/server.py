@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.messages import FaultClass
 from marlaas_worker.sandbox.output import Output
 
 PACKET_BYTES = 64 << 10
@@ -33,12 +34,13 @@ log = logging.getLogger(__name__)
 class BrokenEnvironment(Permanent):
     """The environment could not be imported or created; the text is its traceback or the reason.
 
-    is_permanent: it does not fit the job, so loading it again cannot help.
+    is_permanent: it does not fit the job, so loading it again cannot help. fault: class of the faults of episodes that need it.
     """
 
-    def __init__(self, text: str, *, is_permanent: bool = False) -> None:
+    def __init__(self, text: str, *, is_permanent: bool = False, fault: FaultClass = FaultClass.ENV) -> None:
         super().__init__(text)
         self.is_permanent = is_permanent
+        self.fault = fault
 
 
 class ForkServerLost(Retryable):
