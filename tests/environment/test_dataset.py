@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from bench import hub_server
 from bench.s3_server import serving
 from math_verify import parse, verify
 from tests.environment.playing import chat_completions, play
@@ -25,7 +26,7 @@ from marlaas.envs.dataset.files import digest
 from marlaas.envs.dataset.settings import Source
 from marlaas.envs.dataset.sources import files_of
 from marlaas.envs.demonstrations import demonstration_of
-from marlaas.envs.loading import resolve
+from marlaas.envs.loading import load, resolve
 from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
@@ -135,6 +136,49 @@ def test_a_store_that_refuses_or_is_away_is_told_in_a_sentence(key, answer, kind
         bucket.refusal = tuple(answer)
     with pytest.raises(InvalidInput, match=reason) as caught:
         made(source={"s3": f"s3://bucket/{key}"})
+    assert type(caught.value).__name__ == kind
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    with hub_server.serving() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", files)
+        names = ["train-0.jsonl", "train-1.jsonl", "test-0.jsonl"]
+        hub.files |= {name: json.dumps({"question": name, "answer": "#### 2"}).encode() for name in names}
+        yield hub
+        assert not [one for one in hub.asked if one.endswith("test-0.jsonl")], "of another split"
+
+
+SPLIT = {"source": {"hub": "acme/rows", "split": "train"}, "held_out": {"share": 1}}
+
+
+def test_a_split_of_the_hub_is_downloaded_whole_once_and_leaves_no_connection(hub):
+    hub.failures["train-0.jsonl"] = [500] * 100
+    with pytest.raises(InvalidInput, match="the hub answers 500; connect") as caught:
+        made(**SPLIT)
+    assert type(caught.value).__name__ == "SourceSilent"
+    hub.failures.clear()
+    told = load("dataset", {**ARGS, **SPLIT}, ["policy"])[1]
+    assert not [one for one in told if f"to {hub.url[7:]}" in one], told
+    num_asked = len(hub.asked)
+    found = made(**SPLIT).tasks.held_out
+    assert sorted(found.task(at).rendered.text for at in range(len(found))) == [
+        "user: train-0.jsonl",
+        "user: train-1.jsonl",
+    ]
+    assert len(hub.asked) == num_asked, "the second time, nothing is asked"
+
+
+@pytest.mark.parametrize(("changed", "token", "kind", "reason"), rows(__file__, "data_hubs"))
+def test_a_hub_that_refuses_is_told_in_a_sentence(changed, token, kind, reason, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", token or hub_server.TOKEN)
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        made(source={**SPLIT["source"], **changed})
     assert type(caught.value).__name__ == kind
 
 
