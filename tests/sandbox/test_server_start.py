@@ -10,7 +10,7 @@ import pytest
 from tests.tables import data
 
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.load_report import MAX_EXTENSION, wait_until_loaded
+from marlaas_worker.sandbox.load_report import MAX_EXTENSION, Loaded, wait_until_loaded
 from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
 from marlaas_worker.sandbox.server_start import ChildrenConfig, _empty_output, connect_server
 from tests import virtual_time
@@ -101,7 +101,7 @@ async def test_an_image_of_a_release_that_plays_no_suites_of_their_own_is_refuse
     ours, theirs = ends
     theirs.send(json.dumps({"report": "ready", "suites": ["sums"]}).encode())
     theirs.send(json.dumps({"report": "ready"}).encode())
-    assert await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"]) == ()
+    assert await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"]) == Loaded()
     with pytest.raises(BrokenEnvironment, match=r"\(sums\): build the image from the worker image") as caught:
         await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"])
     assert caught.value.is_permanent

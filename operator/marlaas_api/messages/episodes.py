@@ -83,6 +83,8 @@ class Episode(JobMessage):
     """
     prompt: str = ""
     """Digest of the first prompt and of the content that the task has drawn; empty: not known."""
+    data_digest: str = ""
+    """SHA-256 of the data sets that its sandbox has loaded (`marlaas.envs.data_digest`); empty: none."""
     answer: str = ""
     """Digest of the answer that the environment has read from the replies (`Score.answer`); empty: none."""
     num_turns: Integer = 0

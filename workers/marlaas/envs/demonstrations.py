@@ -10,7 +10,7 @@ from typing import Any
 from marlaas.chat_messages import message_of
 from marlaas.environment import Message, Task, TurnLimit
 from marlaas.environment_types import TurnRequest
-from marlaas.envs import DATASET
+from marlaas.envs import DATASET, data_digest
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import Outcome
 from marlaas.episode_state import EpisodeState
@@ -89,7 +89,8 @@ def with_data(environment: Environment, demonstrations: Mapping[str, Any] | None
     def demonstrate(task: Task) -> dict[str, Any]:
         return {agent: data.demonstrate(task) for agent, data in made.items() if data.demonstrate is not None}
 
-    return replace(environment, demonstrate=demonstrate)
+    digest = data_digest([environment.data_digest, *(data.data_digest for data in made.values())])
+    return replace(environment, demonstrate=demonstrate, data_digest=digest)
 
 
 def play_demonstration(environment: Environment, task: Task, state: EpisodeState) -> Outcome:

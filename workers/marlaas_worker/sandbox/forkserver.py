@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.environment_types import ServiceFailed
+from marlaas.envs import data_digest
 from marlaas.envs.dataset.problems import SourceSilent
 from marlaas.envs.demonstrations import with_data
 from marlaas.envs.loading import Environment, load, refuse_shadows
@@ -277,7 +278,9 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     gc.collect()
     gc.freeze()  # children write to fewer shared pages
     suites = [name for name in environments if name]
-    _send(control, {"report": "ready"} | ({"told": told} if told else {}) | ({"suites": suites} if suites else {}))
+    data = data_digest(one.data_digest for one in environments.values())
+    known = {"told": told, "suites": suites, "data": data}
+    _send(control, {"report": "ready", **{name: value for name, value in known.items() if value}})
     ForkServer(control, environments, config["memory_bytes"]).serve()
 
 

@@ -110,12 +110,17 @@ class ServerProcess(Protocol):
 
 
 class Server:
-    """A running fork server and its children. told: what loading the environment has left behind, in sentences."""
+    """A running fork server and its children. told, data_digest: what it has reported (`load_report.Loaded`)."""
 
     def __init__(
-        self, process: ServerProcess, control: socket.socket, output: Output, told: tuple[str, ...] = ()
+        self,
+        process: ServerProcess,
+        control: socket.socket,
+        output: Output,
+        told: tuple[str, ...] = (),
+        data_digest: str = "",
     ) -> None:
-        self.output, self.told = output, told
+        self.output, self.told, self.data_digest = output, told, data_digest
         self.pids: dict[int, int] = {}
         self.children: dict[int, Child] = {}
         self.lost = asyncio.Event()

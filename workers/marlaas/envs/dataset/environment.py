@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from marlaas.environment import Agents, Message, Play, Score, Task
+from marlaas.envs import data_digest
 from marlaas.envs.dataset.fields import Fields
 from marlaas.envs.dataset.index import indexed
 from marlaas.envs.dataset.judge import player
@@ -57,6 +58,7 @@ class Dataset:
         self.rewards = Rewards(self.settings) if self.settings.rewards else None
         self.tasks = tasks_of(self.settings)
         self.notes = notes_of(self.tasks)
+        self.data_digest = data_digest(one.sha256 for one in self.tasks.files())
 
         if self.rewards is not None and self.rewards.compares:
             self.score_group = self._score_group
