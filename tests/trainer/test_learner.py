@@ -297,6 +297,22 @@ def test_after_supervised_fine_tuning_its_result_is_the_kl_reference_and_the_mom
     assert found[1]["kl"] < 1e-9 < 1e-6 < found[2]["kl"]
 
 
+def test_token_accuracy_is_the_share_of_demonstrated_tokens_that_the_model_finds_most_probable(base, sampler):
+    parts = segments(0)
+    sampler.merge({}, 1.0)
+    for part in parts[::2]:
+        part.ids[-1] = sampler.logprobs(part.ids.tolist())[-2].argmax()
+    likeliest = [sampler.logprobs(part.ids.tolist()).argmax(-1).tolist() for part in parts]
+    places = [(one, place) for one, part in enumerate(parts) for place in np.flatnonzero(part.generated)]
+    right = sum(likeliest[one][place - 1] == parts[one].ids[place] for one, place in places)
+    learner = learner_of(base, algorithm="sft")
+    learner.begin()
+    first, second = step(learner, parts), step(learner, segments(1), 1)
+    assert right >= 3
+    assert first["token_accuracy"] == pytest.approx(right / len(places))
+    assert 0 <= second["token_accuracy"] < first["token_accuracy"], "a step counts its own tokens"
+
+
 def test_a_kl_reference_of_another_rank_and_a_damaged_state_are_refused(base, tmp_path):
     kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference", rank=4))}}
     with pytest.raises(WeightsMismatch, match=r"kl\.reference .* has rank 4 and alpha 16; the agent's adapter has 8"):

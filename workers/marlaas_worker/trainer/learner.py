@@ -96,6 +96,8 @@ class Learner:
         """Of the micro-batches since the last update."""
         self._updated = LossSums()
         """Of the step's updates so far."""
+        self._num_best = 0.0
+        """Number of the step's demonstrated tokens that were the most probable ones when they were computed."""
         self._norms: list[float] = []
         """Of the gradients of the step's updates."""
         self._work: Counter[str] = Counter()
@@ -310,7 +312,8 @@ class Learner:
         - segment_tokens: total length of the segments, which is larger where prefixes are shared.
         - microbatch_tokens: the step's token budget.
 
-        Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss).
+        Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss), and
+        token_accuracy: share of the tokens that were the most probable ones, under the same parameters as the loss.
         Args and Raises as `update`.
         """
         self.update(number, num_groups)
@@ -325,6 +328,7 @@ class Learner:
             del metrics["update_kl"]
         if self._loss.is_likelihood:
             metrics = {name: value for name, value in metrics.items() if name not in _OF_SAMPLES}
+            metrics["token_accuracy"] = self._num_best / max(1, self._updated.num_tokens)
             metrics["perplexity"] = math.exp(min(metrics["loss"], _MAX_LOSS))
         metrics["learning_rate"] = self._rate(number)
         if norms or not self._norms:
@@ -401,6 +405,10 @@ class Learner:
         """Return the logprobs of the batch's tokens, and their entropies if the loss has an entropy term."""
         if self._loss.entropy_coefficient:
             return self._model.logprobs_and_entropies(self._adapter, batch, self._temperature)
+        if self._loss.is_likelihood:
+            logprobs, best = self._model.logprobs_and_ranks(self._adapter, batch, self._temperature)
+            self._num_best += best.sum().item()
+            return logprobs, None
         return self._model.logprobs(self._adapter, batch, self._temperature), None
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
@@ -422,6 +430,7 @@ class Learner:
         self._adapter.drop_gradients()
         self._sums = LossSums()
         self._updated = LossSums()
+        self._num_best = 0.0
         self._norms = []
         self._work = Counter()
 
