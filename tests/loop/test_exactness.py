@@ -43,6 +43,14 @@ def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_task
     assert again.trained == one.trained
 
 
+def test_held_out_demonstrations_have_the_same_loss_in_the_first_and_last_of_their_steps_after_kills(
+    undisturbed, killed
+):
+    found = [[step.metrics.get("held_out_loss") for step in one["taught"].steps] for one in (undisturbed, killed.jobs)]
+    assert found[0] == found[1]
+    assert [loss is not None for loss in found[0]] == [True, True, False, False]
+
+
 def said(job):
     """The training turns of the plays that count, without the names of the plays, and what they cost."""
     last = {(one.group, one.member): one.episode for one in job.episodes}

@@ -49,6 +49,14 @@ def test_every_panel_has_its_curve_at_the_steps_that_were_finished():
     assert all(math.isnan(curves[panel].ys[1]) for panel in (series.LENGTH, series.GAP, series.KL))
 
 
+def test_demonstrations_have_losses_and_the_held_out_ones_where_they_were_measured():
+    found = [step(0, is_demonstrated=True, metrics={"loss": 3.0, "held_out_loss": 4.0})]
+    found += [step(1, is_demonstrated=True, metrics={"loss": 2.0}), step(2, metrics={"loss": 0.1})]
+    (job,) = series.job_curves("one", document(), found, [])
+    assert series.panels_of([job])[-2:] == (series.LOSS, series.HELD_OUT_LOSS)
+    assert [job.curves[one].points for one in series.panels_of([job])[-2:]] == [((1.0, 3.0), (2.0, 2.0)), ((0.0, 4.0),)]
+
+
 def test_each_trained_agent_has_curves_of_its_own():
     one = document()
     solver, *_ = one.spec.agents

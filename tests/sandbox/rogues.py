@@ -427,6 +427,16 @@ class NeverReady(NeverPlayed):
         time.sleep(1000)
 
 
+class Shows:
+    def play(self, task, agent):
+        return 1.0
+
+    def demonstrate(self, task):
+        if task.index == 2:
+            raise ValueError("it demonstrates nothing")
+        return [{"role": "user", "content": f"{task.split} {task.index}"}, {"role": "assistant", "content": "ok"}]
+
+
 class LoadsLater:
     def __init__(self, loads, refuses=False):
         with Path(loads).open("a+") as file:

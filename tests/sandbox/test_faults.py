@@ -10,6 +10,7 @@ from tests.harness import WITHIN_S
 from tests.tables import rows
 
 from marlaas_api.messages import Ending, FaultClass, ReplyPhase
+from marlaas_api.names import BRANCH_TURNS
 from marlaas_worker.sandbox import attempt, server, service
 from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
@@ -79,6 +80,26 @@ async def test_a_prompt_that_the_model_cannot_take_is_the_environments_fault_and
     (episode,) = await harness.play_document(harness.document("rogues:asks", max_attempts=3), 1)
     assert (episode.fault, episode.prior_faults, len(harness.rollout.requests)) == (FaultClass.ENV, (), 1)
     assert (words in episode.fault_text, episode.is_permanent) == (True, reply is REFUSED)
+
+
+async def test_held_out_demonstrations_are_recorded_apart_and_those_that_cannot_be_are_left_out(harness):
+    def answer(asked):
+        found = harness.rollout.result(asked, "ok")
+        return [found.model_copy(update=REFUSED if asked.append[0].content == "eval 1" else {})]
+
+    harness.rollout.answer = answer
+    document = harness.document("rogues:Shows")
+    training = document.spec.training.model_copy(update={"algorithm": "sft", "groups_per_step": 1})
+    evaluation = document.spec.evaluation.model_copy(update={"tasks": 4})
+    spec = document.spec.model_copy(update={"training": training, "evaluation": evaluation})
+    (episode,) = await harness.play_document(document.model_copy(update={"spec": spec}))
+    asked = [(one.turn // BRANCH_TURNS, one.append[0].content) for one in harness.rollout.requests]
+    assert asked == [(0, "train 0"), (1, "eval 0"), (2, "eval 1"), (3, "eval 3")]
+    assert (episode.fault, episode.num_tokens, episode.leaves["policy"]) == (
+        None,
+        3,
+        (0, BRANCH_TURNS, 3 * BRANCH_TURNS),
+    )
 
 
 @pytest.mark.usefixtures("_time_is_over")

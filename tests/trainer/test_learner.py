@@ -297,20 +297,28 @@ def test_after_supervised_fine_tuning_its_result_is_the_kl_reference_and_the_mom
     assert found[1]["kl"] < 1e-9 < 1e-6 < found[2]["kl"]
 
 
-def test_token_accuracy_is_the_share_of_demonstrated_tokens_that_the_model_finds_most_probable(base, sampler):
-    parts = segments(0)
+def test_loss_and_token_accuracy_are_those_of_the_base_model_and_held_out_demonstrations_train_nothing(base, sampler):
+    def expected(parts):
+        rows = [(part, sampler.logprobs(part.ids.tolist())) for part in parts]
+        found = [(row[at - 1], part.ids[at]) for part, row in rows for at in np.flatnonzero(part.generated)]
+        loss = -sum(float(logprobs[token]) for logprobs, token in found) / len(found)
+        return loss, sum(int(logprobs.argmax()) == token for logprobs, token in found) / len(found)
+
     sampler.merge({}, 1.0)
-    for part in parts[::2]:
+    parts, held_out = [replace(part, advantage=1.0) for part in segments(0)], segments(5)
+    for part in (*parts[::2], held_out[0]):
         part.ids[-1] = sampler.logprobs(part.ids.tolist())[-2].argmax()
-    likeliest = [sampler.logprobs(part.ids.tolist()).argmax(-1).tolist() for part in parts]
-    places = [(one, place) for one, part in enumerate(parts) for place in np.flatnonzero(part.generated)]
-    right = sum(likeliest[one][place - 1] == parts[one].ids[place] for one, place in places)
-    learner = learner_of(base, algorithm="sft")
-    learner.begin()
-    first, second = step(learner, parts), step(learner, segments(1), 1)
-    assert right >= 3
-    assert first["token_accuracy"] == pytest.approx(right / len(places))
-    assert 0 <= second["token_accuracy"] < first["token_accuracy"], "a step counts its own tokens"
+    learner, alone = learner_of(base, algorithm="sft"), learner_of(base, algorithm="sft")
+    for one in (learner, alone):
+        one.begin()
+    assert learner.try_measure_held_out([*pack_prefix_tree(held_out, 384, 64)])
+    metrics, without = step(learner, parts), step(alone, parts)
+    assert [metrics["loss"], metrics["token_accuracy"]] == pytest.approx(expected(parts), abs=1e-5)
+    found = [metrics["held_out_loss"], metrics["held_out_token_accuracy"]]
+    assert found == pytest.approx(expected(held_out), abs=1e-5)
+    assert without.items() < metrics.items()
+    assert all(torch.equal(value, alone.weights()[name]) for name, value in learner.weights().items())
+    assert "held_out_loss" not in step(learner, segments(1), 1)
 
 
 def test_a_kl_reference_of_another_rank_and_a_damaged_state_are_refused(base, tmp_path):

@@ -22,6 +22,7 @@ from marlaas_api.messages import (
     StopReason,
     TaskMessage,
 )
+from marlaas_api.names import Split, derive_seed
 from marlaas_worker.sandbox.channel import BadFrame, encode_frame, read_frame
 from marlaas_worker.sandbox.child_messages import (
     CHILD_MESSAGES,
@@ -96,7 +97,7 @@ class ChildSession:
     """
 
     def __init__(self, document: JobDocument, turns: TurnClient, task: TaskMessage, member: int, episode: str) -> None:
-        self._spec = document.spec
+        self._spec, self._seed = document.spec, document.seed
         self._turns = turns
         self._task = task
         self._member = member
@@ -107,13 +108,7 @@ class ChildSession:
 
     async def run(self, child: Child) -> ScoreMessage:
         """Start the episode in a child and return its score. Raises Fault."""
-        task, agents = self._task, self.ledger.agents
-        index = task.index if task.task is None else task.task
-        start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents}
-        is_strict = self._spec.training.max_staleness == 0
-        start |= {"temperature": self._spec.rollout.temperature, "is_strict": is_strict}
-        start |= {"demonstrates": True} if self._spec.demonstrates(task.group) else {}
-        await _send(child, start | _of_suite(self._spec, task))
+        await _send(child, self._start() | _of_suite(self._spec, self._task))
         close_late = partial(_close_late, child)
         child.ended.add_done_callback(close_late)
         turns: set[asyncio.Task[None]] = set()
@@ -145,6 +140,22 @@ class ChildSession:
                 reading = asyncio.create_task(self._read(child))
         finally:
             await _cancel({reading, *turns})
+
+    def _start(self) -> dict[str, Any]:
+        """Return the message that begins the episode."""
+        task = self._task
+        start: dict[str, Any] = {
+            "split": task.split,
+            "index": task.index if task.task is None else task.task,
+            "seed": task.seed,
+        }
+        start |= {"agents": self.ledger.agents, "temperature": self._spec.rollout.temperature}
+        start["is_strict"] = self._spec.training.max_staleness == 0
+        if self._spec.demonstrates(task.group):
+            rows = self._spec.measured(task.group)
+            start["demonstrates"] = True
+            start["held_out"] = [{"index": row, "seed": derive_seed(self._seed, Split.EVAL.value, row)} for row in rows]
+        return start
 
     def _limit(self, named: AgentsMessage) -> None:
         """Record the agents that the task may call. Raises Fault."""
@@ -212,9 +223,11 @@ class ChildSession:
                 return {"kind": "limit", "text": text}
             timeout_s = self._spec.turn_timeout_s + _CUT_GRACE_S
             reply = await _unless_ended(child, self._turns.generate(self._request(asked), timeout_s))
-        except (BadChildMessage, TurnTooLong) as error:
-            raise Fault(FaultClass.ENV, str(error)) from error
-        except TurnRefused as error:
+        except (BadChildMessage, TurnTooLong, TurnRefused) as error:
+            if asked.is_measured and not isinstance(error, BadChildMessage):
+                return {"kind": "limit", "text": str(error)}  # it is left out, as one that is too long for the context
+            if not isinstance(error, TurnRefused):
+                raise Fault(FaultClass.ENV, str(error)) from error
             text = f"a turn of agent {asked.agent!r} was refused: {error}"
             raise Fault(FaultClass.ENV, text, is_retryable=False, is_permanent=error.is_permanent) from error
         except TurnStopsEngine as error:
