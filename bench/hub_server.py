@@ -8,19 +8,30 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT, TOKEN = "a" * 40, "hf_may_read"
+_FILES = ("train-0.jsonl", "train-1.jsonl", "test-0.jsonl")
+
+
+def _row(name: str) -> bytes:
+    return json.dumps({"question": name, "answer": "#### 2"}).encode()
 
 
 @dataclass
 class Hub:
-    """One private data set, `acme/rows`.
+    """One private data set, `acme/rows`, with two files of its split `train` and one of `test`.
 
     failures: statuses of the next downloads of a file, by its name; they go before the file. asked: method and last part of each request's path.
     """
 
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=lambda: {name: _row(name) for name in _FILES})
     failures: dict[str, list[int]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
     url: str = ""
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """Constants of a client of this hub, which its library reads from the environment when it is imported."""
+        files = f"{self.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        return {"ENDPOINT": self.url, "HUGGINGFACE_CO_URL_TEMPLATE": files, "HF_HUB_OFFLINE": False}
 
 
 @contextlib.contextmanager

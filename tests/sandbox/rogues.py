@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from marlaas import Score, ServiceFailed
-from marlaas.envs.dataset.problems import SourceSilent, SourceUnavailable
+from marlaas.envs.dataset.problems import SourceSilent
 
 NUM_IMPORTS = 0
 MIB = 1 << 20
@@ -437,15 +437,11 @@ class Shows:
         return [{"role": "user", "content": f"{task.split} {task.index}"}, {"role": "assistant", "content": "ok"}]
 
 
-class LoadsLater:
-    def __init__(self, loads, refuses=False):
+class LoadsLater(Shows):
+    def __init__(self, loads):
         with Path(loads).open("a+") as file:
-            file.write("x")
-            if file.tell() < 4:
-                raise (SourceUnavailable if refuses else SourceSilent)("the store does not answer", "source")
-
-    def play(self, task, agent):
-        return 1.0
+            if file.write("x") and file.tell() < 4:
+                raise SourceSilent("the store does not answer", "source")
 
 
 class EndsWithAProcess(NeverPlayed):

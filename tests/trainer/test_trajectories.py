@@ -16,14 +16,7 @@ from marlaas_api.messages.training_settings import BaselineSettings, CreditSetti
 from marlaas_api.names import BRANCH_TURNS
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer import trajectories
-from marlaas_worker.trainer.trajectories import (
-    Expectation,
-    Trajectory,
-    TrajectoryInvalid,
-    check_turn,
-    held_out_apart,
-    read_group,
-)
+from marlaas_worker.trainer.trajectories import Expectation, Trajectory, TrajectoryInvalid, check_turn, read_group
 from marlaas_worker.trainer.weighing import Baselines, Weighing, rows_of_groups, segments_of
 
 IDS = {"uid": "uid", "group": "uid-t0", "episode": "uid-t0-0-1"}
@@ -156,9 +149,11 @@ def test_of_a_demonstration_the_reply_is_trained_without_logprobs_and_only_in_a_
     check_turn(given, whole, whole.trajectories[0], expected)
     ((part,),) = Weighing("none", 4, 0).segments([[Trajectory({0: given}, (0,), 0.0)]])
     assert (part.ids[part.generated].tolist(), part.behaviour.sum(), part.advantage) == ([5, 6], 0.0, 1.0)
-    apart = given.model_copy(update={"turn": BRANCH_TURNS})
-    both = Trajectory({0: given, BRANCH_TURNS: apart}, (0, BRANCH_TURNS), 0.0)
-    assert [[one.leaves for one in part] for part in held_out_apart([both], 1)] == [[(0,)], [(BRANCH_TURNS,)]]
+    both = Trajectory({0: given, BRANCH_TURNS: turn(BRANCH_TURNS)}, (0, BRANCH_TURNS), 0.0)
+    assert [[one.leaves for one in part] for part in trajectories.held_out_apart([both], 1)] == [
+        [(0,)],
+        [(BRANCH_TURNS,)],
+    ]
     sampled, with_logprobs = turn(0), turn(0, demonstration=reply)
     for wrong, text in ((sampled, "sampled, and the step trains demonstrations"), (with_logprobs, "2 logp")):
         with pytest.raises(TrajectoryInvalid, match=text):
