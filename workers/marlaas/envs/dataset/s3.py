@@ -66,7 +66,7 @@ def _known(kept: Path) -> list[tuple[str, str]] | None:
 def _asked(urls: Sequence[str], kept: Path, *loc: str | int) -> list[tuple[str, str]]:
     """Let the child process find and download the objects."""
     asked = json.dumps({"urls": list(urls), "kept": str(kept)})
-    child = subprocess.run([sys.executable, "-P", "-m", _CHILD], input=asked, capture_output=True, text=True)
+    child = subprocess.run([sys.executable, "-P", "-s", "-m", _CHILD], input=asked, capture_output=True, text=True)
     if child.returncode:
         last = child.stderr.strip().splitlines()[-1:]
         text = "".join(f": {line:.300}" for line in last)
