@@ -1,6 +1,7 @@
 """As much of S3 as a client of it can lean on: buckets by path, listings page by page, uploads in parts, and failures; in memory, on 127.0.0.1."""
 
 import contextlib
+import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
 
 ACCESS_KEY = "access-key"
-VERBS = ("GET", "PUT", "POST", "DELETE")
+VERBS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 PAGE = 2
 """Keys of one page of a listing: few, so that every listing has several."""
 
@@ -73,11 +74,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.bucket.asked[self.command] += 1
             status, content = self._refused() or self._answer(unquote(url.path), query, body)
         self.send_response(status)
-        self.send_header("ETag", '"1"')
+        self.send_header("ETag", f'"{_tag(content)}"')
         self.send_header("Last-Modified", "Sat, 21 Nov 2026 09:00:00 GMT")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _refused(self) -> tuple[int, bytes] | None:
         if f"Credential={ACCESS_KEY}/" not in self.headers.get("Authorization", ""):
@@ -135,8 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         names = [name for name in sorted(self.bucket.objects) if name.startswith(prefix) and name > after]
         page, more = names[:PAGE], len(names) > PAGE
         items = "".join(
-            f"<Contents><Key>{name}</Key><LastModified>2026-11-21T09:00:00Z</LastModified><ETag>1</ETag>"
-            f"<Size>{len(self.bucket.objects[name])}</Size></Contents>"
+            f"<Contents><Key>{name}</Key><LastModified>2026-11-21T09:00:00Z</LastModified>"
+            f"<ETag>{_tag(self.bucket.objects[name])}</ETag><Size>{len(self.bucket.objects[name])}</Size></Contents>"
             for name in page
         )
         token = f"<NextContinuationToken>{page[-1]}</NextContinuationToken>" if more else ""
@@ -144,6 +146,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         return
+
+
+def _tag(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _error(code: str) -> bytes:

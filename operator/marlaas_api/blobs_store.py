@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
@@ -31,6 +32,9 @@ from marlaas_api.blobs import (
     verified,
 )
 from marlaas_api.errors import InvalidInput, MarlaasError
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
 
 T = TypeVar("T")
 
@@ -162,6 +166,50 @@ class StoreBlobs:
                 obstore.delete(self._store, name)
         except BlobMissing:
             return
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object of a bucket. version: the store's tag of its content."""
+
+    name: str
+    size_bytes: int
+    version: str
+
+
+class ForeignBucket:
+    """Reads a bucket that others write. Its calls block, and raise BlobMissing and BlobUnavailable, whose cause is the store's own error.
+
+    Args:
+        url: for example `s3://bucket`; credentials as for `open_blobs`.
+
+    Raises:
+        InvalidInput: the configuration is incomplete.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, self._store = url, _cloud(url)
+
+    def below(self, folder: str) -> list[StoredObject]:
+        """Return the objects below a folder, sorted by name; the empty folder is the whole bucket."""
+        with _translated(self._url):
+            found = [meta for page in obstore.list(self._store, folder or None) for meta in page]
+        return sorted(map(_stored, found), key=lambda one: one.name)
+
+    def head(self, name: str) -> StoredObject:
+        """Return what the store knows of one object."""
+        with _translated(self._url, missing=name):
+            return _stored(obstore.head(self._store, name))
+
+    def copy(self, name: str, target: Path) -> None:
+        """Write an object to a file."""
+        with _translated(self._url, missing=name), target.open("wb") as file:
+            for chunk in obstore.get(self._store, name):
+                file.write(chunk)
+
+
+def _stored(meta: "ObjectMeta") -> StoredObject:
+    return StoredObject(meta["path"], meta["size"], (meta["e_tag"] or str(meta["last_modified"])).strip('"'))
 
 
 def _names(store: ObjectStore, prefix: str, where: str) -> list[str]:

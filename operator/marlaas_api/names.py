@@ -177,6 +177,14 @@ def turn_number(own: int, position: int, num_agents: int) -> int:
     return own * num_agents + position
 
 
+def is_measured(turn: int, num_agents: int) -> bool:
+    """Return whether a turn of a demonstrated episode is of a held-out demonstration: of the branches after the first.
+
+    Such turns are measured, and never trained.
+    """
+    return turn >= BRANCH_TURNS * num_agents
+
+
 def end_of_turns(num_agents: int) -> int:
     """Return the number after the largest turn number of an episode."""
     return (1 + MAX_BRANCHES) * BRANCH_TURNS * num_agents

@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from bench import hub_server
+from bench.s3_server import serving
 from math_verify import parse, verify
 from tests.environment.playing import chat_completions, play
 from tests.tables import data, rows
@@ -20,8 +22,11 @@ from marlaas.envs import own_modules, suite_args
 from marlaas.envs.dataset import math_check
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
+from marlaas.envs.dataset.files import digest
+from marlaas.envs.dataset.settings import Source
+from marlaas.envs.dataset.sources import files_of
 from marlaas.envs.demonstrations import demonstration_of
-from marlaas.envs.loading import resolve
+from marlaas.envs.loading import load, resolve
 from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
@@ -30,6 +35,7 @@ from marlaas_api.names import digest_of, split_of
 
 ARGS = data(__file__, "data_set")
 FILES = data(__file__, "data_files")
+HUB = {"hub": "acme/rows", "split": "train"}
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +98,75 @@ def test_a_data_set_of_a_suite_is_held_out_as_a_whole_and_cannot_be_trained():
 def test_bad_arguments_and_rows_are_refused_with_their_place(args, reason):
     with pytest.raises(InvalidInput, match=reason):
         made(**args)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    with serving() as bucket:
+        for name, value in bucket.variables.items():
+            monkeypatch.setenv(name, value)
+        for key, name in {"a.jsonl": "sums.jsonl", "b/held.csv": "held.csv", "notes.txt": "odd.txt"}.items():
+            bucket.objects[f"s3/{key}"] = FILES[name].encode()
+        yield bucket
+
+
+def test_objects_are_downloaded_once_for_each_content_and_need_no_credentials_then(bucket, monkeypatch):
+    def digests():
+        tasks = made(source={"s3": "s3://bucket/s3/*.jsonl"}, held_out={"s3": "s3://bucket/s3/**/h?ld.csv"}).tasks
+        assert tasks.held_out.task(1).place == "s3://bucket/s3/b/held.csv:3"
+        return [one.sha256 for one in tasks.files()]
+
+    found = digests()
+    assert [digests(), bucket.asked["GET"]] == [found, 10], "two objects, and four lists of two pages"
+    bucket.objects["s3/a.jsonl"] += b"\n"
+    changed = digests()
+    assert [changed[0] != found[0], changed[1]] == [True, found[1]]
+    bucket.refusal = (500, "Down")
+    (known,) = files_of(Source(s3=("s3://bucket/s3/*.jsonl",)), is_known=True)
+    assert (known.origin, digest(known)) == ("s3://bucket/s3/a.jsonl", changed[0]), "for the record of a run"
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    assert digests() == changed, "as the sandboxes of `marlaas run`"
+
+
+@pytest.mark.parametrize(("key", "answer", "kind", "reason"), rows(__file__, "data_stores"))
+def test_a_store_that_refuses_or_is_away_is_told_in_a_sentence(key, answer, kind, reason, bucket, monkeypatch):
+    bucket.refusal = answer if answer is None else tuple(answer)
+    if answer == []:
+        monkeypatch.setenv("AWS_ENDPOINT", "http://127.0.0.1:1")
+    assert refusal({"s3": f"s3://bucket/{key}"}, reason) == kind
+
+
+def refusal(source, reason):
+    with pytest.raises(InvalidInput, match=reason) as caught:
+        made(source=source, held_out={"share": 1})
+    return type(caught.value).__name__
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)
+    with hub_server.serving() as hub:
+        for name, value in hub.constants.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        yield hub
+        assert not [one for one in hub.asked if one.endswith("test-0.jsonl")], "of another split"
+
+
+def test_a_split_of_the_hub_is_downloaded_whole_once_and_leaves_no_connection(hub):
+    hub.failures["train-0.jsonl"] = [500] * 100
+    assert refusal(HUB, "the hub answers 500; connect") == "SourceSilent"
+    hub.failures.clear()
+    args = {**ARGS, "source": HUB, "held_out": {"share": 1}}
+    assert f"to {hub.url[7:]}" not in str(load("dataset", args, ["policy"])[1])
+    num_asked = len(hub.asked)
+    assert (len(Dataset(**args).tasks.held_out), len(hub.asked)) == (2, num_asked), "nothing is asked again"
+
+
+@pytest.mark.parametrize(("changed", "token", "kind", "reason"), rows(__file__, "data_hubs"))
+def test_a_hub_that_refuses_is_told_in_a_sentence(changed, token, kind, reason, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", token or hub_server.TOKEN)
+    assert refusal({**HUB, **changed}, reason) == kind
 
 
 @pytest.mark.parametrize(("args", "turns"), rows(__file__, "data_demonstrations"))

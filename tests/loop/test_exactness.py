@@ -41,6 +41,9 @@ def test_killed_at_every_effect_a_job_makes_the_same_adapters_from_the_same_task
     ]
     assert played[1] == played[0]
     assert again.trained == one.trained
+    measured = [[step.metrics.get("held_out_loss") for step in found.steps] for found in (one, again)]
+    assert measured[1] == measured[0]
+    assert [loss is not None for loss in measured[0][:3]] == [*[name == "taught"] * 2, False][: len(one.steps)]
 
 
 def said(job):

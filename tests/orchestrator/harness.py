@@ -76,6 +76,7 @@ class OrchestratorHarness(Harness):
         self.step_metrics = {"loss": 0.5}
         self.fault: dict[str, Any] = {"fault_text": "ZeroDivisionError: in play"}
         self.load_notes: tuple[str, ...] = ()
+        self.data_digest = ""
 
     @property
     def trained_groups(self) -> list[str]:
@@ -124,6 +125,7 @@ class OrchestratorHarness(Harness):
             await self.record_turn(task, member, turn=at, agent=name)
         place = task.model_dump(include={"group", "split", "index"})
         ended = {"rewards": dict.fromkeys(names, reward), "leaves": leaves, "load_notes": self.load_notes}
+        ended |= {"data_digest": self.data_digest}
         if reward is None:
             ended = {"fault": FaultClass.ENV, **self.fault}
         episode = an_episode(document, **place, member=member, episode=_play_of(task, member), **ended)

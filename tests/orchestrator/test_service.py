@@ -65,9 +65,12 @@ async def test_asynchronous_agents_train_later_groups_while_an_earlier_one_is_pl
     assert len(indices) == len(set(indices))
 
 
-async def test_what_loading_left_behind_is_an_event_once(harness, document):
-    harness.load_notes = ("loading leaves a file open",)
+async def test_what_loading_left_behind_is_an_event_once_and_records_name_the_data(harness, document):
+    harness.load_notes, harness.data_digest = ("loading leaves a file open",), "d1"
     await run_to_end(harness, job := document(steps=1), lambda task, member: float(member))
+    assert [one.plays.data_digests for one in await harness.steps(job)] == [("d1",)]
+    stored = await harness.bus.replay(subjects.STEPS, subjects.evaluation(job.namespace, job.job, job.uid, 0))
+    assert [decode_as(messages.EvalRecord, one.data).data_digests for one in stored] == [("d1",)]
     stored = await harness.bus.replay(subjects.EVENTS, subjects.event(job.namespace, job.job, ">"))
     events = [event for event in (decode(one.data) for one in stored) if event.reason == "EnvironmentLoaded"]
     assert [one.message for one in events] == ["loading leaves a file open"]

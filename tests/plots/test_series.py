@@ -49,6 +49,13 @@ def test_every_panel_has_its_curve_at_the_steps_that_were_finished():
     assert all(math.isnan(curves[panel].ys[1]) for panel in (series.LENGTH, series.GAP, series.KL))
 
 
+def test_demonstrations_have_losses_and_the_held_out_ones_where_they_were_measured():
+    metrics = {"loss": 3.0, "held_out_loss": 4.0}, {"loss": 2.0}, {"loss": 0.1}
+    found = [step(at, is_demonstrated=at < 2, metrics=one) for at, one in enumerate(metrics)]
+    (job,) = series.job_curves("one", document(), found, [])
+    assert [job.curves[one].points for one in series.panels_of([job])[-2:]] == [((1.0, 3.0), (2.0, 2.0)), ((0.0, 4.0),)]
+
+
 def test_each_trained_agent_has_curves_of_its_own():
     one = document()
     solver, *_ = one.spec.agents

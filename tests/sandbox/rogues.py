@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from marlaas import Score, ServiceFailed
+from marlaas.envs.dataset.problems import SourceSilent
 
 NUM_IMPORTS = 0
 MIB = 1 << 20
@@ -424,6 +425,23 @@ class EndsItself(NeverPlayed):
 class NeverReady(NeverPlayed):
     def __init__(self):
         time.sleep(1000)
+
+
+class Shows:
+    def play(self, task, agent):
+        return 1.0
+
+    def demonstrate(self, task):
+        if task.index == 2:
+            raise ValueError("it demonstrates nothing")
+        return [{"role": "user", "content": f"{task.split} {task.index}"}, {"role": "assistant", "content": "ok"}]
+
+
+class LoadsLater(Shows):
+    def __init__(self, loads):
+        with Path(loads).open("a+") as file:
+            if file.write("x") and file.tell() < 4:
+                raise SourceSilent("the store does not answer", "source")
 
 
 class EndsWithAProcess(NeverPlayed):

@@ -6,10 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.harness import WITHIN_S
+from tests.harness import WITHIN_S, changed
 from tests.tables import rows
 
 from marlaas_api.messages import Ending, FaultClass, ReplyPhase
+from marlaas_api.names import BRANCH_TURNS
 from marlaas_worker.sandbox import attempt, server, service
 from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
@@ -79,6 +80,19 @@ async def test_a_prompt_that_the_model_cannot_take_is_the_environments_fault_and
     (episode,) = await harness.play_document(harness.document("rogues:asks", max_attempts=3), 1)
     assert (episode.fault, episode.prior_faults, len(harness.rollout.requests)) == (FaultClass.ENV, (), 1)
     assert (words in episode.fault_text, episode.is_permanent) == (True, reply is REFUSED)
+
+
+async def test_held_out_demonstrations_are_recorded_apart_and_those_that_cannot_be_are_left_out(harness):
+    refuses = lambda asked: REFUSED if asked.append[0].content == "eval 1" else {}  # noqa: E731
+    harness.rollout.answer = lambda asked: [harness.rollout.result(asked, "ok").model_copy(update=refuses(asked))]
+    document = harness.document("rogues:Shows")
+    training = document.spec.training.model_copy(update={"algorithm": "sft", "groups_per_step": 1})
+    evaluation = document.spec.evaluation.model_copy(update={"tasks": 4})
+    (episode,) = await harness.play_document(changed(document, training=training, evaluation=evaluation))
+    asked = [(one.turn // BRANCH_TURNS, one.append[0].content) for one in harness.rollout.requests]
+    assert asked == [(0, "train 0"), (1, "eval 0"), (2, "eval 1"), (3, "eval 3")]
+    assert [one // BRANCH_TURNS for one in episode.leaves["policy"]] == [0, 1, 3]
+    assert (episode.fault, episode.num_tokens) == (None, 3)
 
 
 @pytest.mark.usefixtures("_time_is_over")
@@ -192,6 +206,14 @@ async def test_an_environment_that_cannot_be_loaded_says_why_and_a_misfit_once(h
         assert episode.fault is FaultClass.ENV
         assert not [word for word in words if word not in episode.fault_text], episode.fault_text
         assert (1 + len(episode.prior_faults), episode.is_permanent) == (num_plays, num_plays == 1)
+
+
+async def test_a_store_that_does_not_give_the_data_is_waited_for(harness, tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "_PAUSE_S", 0.01)
+    monkeypatch.setattr("marlaas_worker.sandbox.children._REMEMBERED_S", 0.05)
+    document = harness.document("rogues:LoadsLater", args={"loads": str(tmp_path / "loads")}, max_attempts=1)
+    (episode,) = await harness.play_document(document)
+    assert (episode.fault, set(episode.prior_faults)) == (None, {FaultClass.WAITED})
 
 
 @pytest.mark.parametrize(("name", "text"), rows(__file__, "strangers"))

@@ -9,8 +9,11 @@ from functools import partial
 import pytest
 from tests.tables import data
 
+from marlaas.envs.dataset.problems import SourceSilent, SourceUnavailable
+from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox.children import Children
-from marlaas_worker.sandbox.load_report import MAX_EXTENSION, wait_until_loaded
+from marlaas_worker.sandbox.forkserver import broken
+from marlaas_worker.sandbox.load_report import MAX_EXTENSION, Loaded, wait_until_loaded
 from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
 from marlaas_worker.sandbox.server_start import ChildrenConfig, _empty_output, connect_server
 from tests import virtual_time
@@ -97,11 +100,21 @@ async def test_an_environment_that_is_short_of_cpu_has_more_time_and_is_loaded_t
     assert virtual_time.now() - virtual_time.START == 4 * LIMIT_S
 
 
+@pytest.mark.parametrize(
+    ("error", "fault"), [(SourceSilent, "waited"), (SourceUnavailable, "infra"), (InvalidInput, "env")]
+)
+async def test_an_environment_whose_service_fails_is_no_fault_of_its_own(ends, error, fault):
+    ends[1].send(json.dumps(broken(error("away"))).encode())
+    with pytest.raises(BrokenEnvironment, match="away") as caught:
+        await wait_until_loaded(ends[0], _empty_output(), LIMIT_S)
+    assert (caught.value.fault, caught.value.is_permanent) == (fault, error is InvalidInput)
+
+
 async def test_an_image_of_a_release_that_plays_no_suites_of_their_own_is_refused(ends):
     ours, theirs = ends
     theirs.send(json.dumps({"report": "ready", "suites": ["sums"]}).encode())
     theirs.send(json.dumps({"report": "ready"}).encode())
-    assert await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"]) == ()
+    assert await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"]) == Loaded()
     with pytest.raises(BrokenEnvironment, match=r"\(sums\): build the image from the worker image") as caught:
         await wait_until_loaded(ours, _empty_output(), LIMIT_S, suites=["sums"])
     assert caught.value.is_permanent

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import time
@@ -13,6 +14,7 @@ import pytest
 from tests.harness import WITHIN_S, changed
 from tests.killing import kill_at
 
+from marlaas.envs import data_digest
 from marlaas_api import failpoints, subjects, wire
 from marlaas_api.bus import BusUnavailable
 from marlaas_api.messages import ChatMessage, Ending, FaultClass, StopReason, TaskMessage
@@ -89,6 +91,17 @@ async def test_a_suite_is_played_and_compared_by_its_own_environment_and_its_dat
         (0.0, 2.0),
         (1.0, None),
     ]
+
+
+async def test_an_episode_names_the_data_that_its_sandbox_has_loaded(harness, tmp_path):
+    rows, held_out = files = tmp_path / "rows.jsonl", tmp_path / "held.jsonl"
+    for file in files:
+        file.write_text(json.dumps({"q": file.name}))
+    args = {"source": {"files": str(rows)}, "held_out": {"files": str(held_out)}, "rewards": [{"format": ".*"}]}
+    args["prompt"] = [{"role": "user", "content": "{{ q }}"}]
+    (episode,) = await harness.play_document(harness.document("dataset", args=args))
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+    assert (episode.fault, episode.data_digest) == (None, data_digest(digests))
 
 
 async def test_a_suites_environment_that_cannot_be_loaded_is_told_by_its_suite(harness):

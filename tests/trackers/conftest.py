@@ -14,7 +14,7 @@ def document() -> Callable[..., JobDocument]:
 
 @pytest.fixture
 def steps(document) -> Callable[[int], list[StepRecord]]:
-    told = {"faults": {"env": 1}, "metrics": {"entropy": 1.5, "loss": float("nan")}}
+    told = {"faults": {"env": 1}, "metrics": {"entropy": 1.5, "loss": float("nan")}, "plays": {"data_digests": ["d1"]}}
     return lambda number: [a_step(document(), n, at=100.0 + n, reward_mean=0.25 * n, **told) for n in range(number)]
 
 

@@ -43,6 +43,17 @@ def test_tensorboard_reads_back_every_figure_at_its_step(document, steps, evalua
     told = events.Tensors(".", "reward/train")
     found = [(event.step, event.wall_time, float(tensor_util.make_ndarray(event.tensor_proto))) for event in told]
     assert sorted(found) == [(1, 100.0, 0.0), (2, 101.0, 0.25)]
+    texts = ("samples", "settings")
+    tables = {tag: [tensor_util.make_ndarray(one.tensor_proto) for one in events.Tensors(".", tag)] for tag in texts}
+    assert {events.SummaryMetadata(".", tag).plugin_data.plugin_name for tag in texts} == {"text"}
+    samples = [
+        [b"suite", b"task", b"prompt", b"reply", b"reward"],
+        [b"", b"    3", b"    reverse: ab", b"    ba", b"    1.0"],
+    ]
+    assert [one.tolist() for one in tables["samples"]] == [samples]
+    settings = [dict(one.tolist()) for one in tables["settings"]]
+    assert [one.get(b"    data.sha256") for one in settings] == [None, b"    d1", b"    d1"]
+    assert settings[2][b"    training.optimizer.learningRate"] == b"    0.0001"
 
 
 def test_mlflow_goes_on_with_the_run_of_the_job(document, steps, evaluation, tmp_path):
@@ -54,6 +65,7 @@ def test_mlflow_goes_on_with_the_run_of_the_job(document, steps, evaluation, tmp
     (run,) = client.search_runs([client.get_experiment_by_name("marlaas").experiment_id])
     assert run.info.status == "FINISHED"
     assert run.data.params["training.optimizer.learningRate"] == "0.0001"
+    assert run.data.tags["data.sha256"] == "d1"
     history = client.get_metric_history(run.info.run_id, "reward/train")
     found = [(metric.step, metric.timestamp, metric.value) for metric in history]
     assert found == [(1, 100000, 0.0), (2, 101000, 0.25)]
@@ -75,5 +87,6 @@ def test_wandb_works_offline_under_the_jobs_own_id(document, steps, evaluation, 
     while not (are_written := all(b"reward/train" in path.read_bytes() for path in files)) and time.monotonic() < until:
         time.sleep(0.05)
     assert are_written
+    assert b"data.sha256" in b"".join(path.read_bytes() for path in files)
     (table,) = tmp_path.glob("wandb/offline-run-*/files/media/table/samples*.json")
     assert json.loads(table.read_text())["data"] == [["", 3, "reverse: ab", "ba", 1.0]]

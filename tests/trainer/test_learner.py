@@ -297,6 +297,28 @@ def test_after_supervised_fine_tuning_its_result_is_the_kl_reference_and_the_mom
     assert found[1]["kl"] < 1e-9 < 1e-6 < found[2]["kl"]
 
 
+def test_loss_and_token_accuracy_are_those_of_the_base_model_and_held_out_demonstrations_train_nothing(base, sampler):
+    def expected(parts):
+        rows = [(part, sampler.logprobs(part.ids.tolist())) for part in parts]
+        found = [(row[at - 1], part.ids[at]) for part, row in rows for at in np.flatnonzero(part.generated)]
+        loss = -sum(float(logprobs[token]) for logprobs, token in found) / len(found)
+        return loss, sum(int(logprobs.argmax()) == token for logprobs, token in found) / len(found)
+
+    sampler.merge({}, 1.0)
+    parts, held_out = [replace(part, advantage=1.0) for part in segments(0)], segments(5)
+    for part in (*parts[::2], held_out[0]):
+        part.ids[-1] = sampler.logprobs(part.ids.tolist())[-2].argmax()
+    learner, alone = learner_of(base, algorithm="sft"), learner_of(base, algorithm="sft")
+    for one in (learner, alone):
+        one.begin()
+    assert learner.try_measure_held_out([*pack_prefix_tree(held_out, 384, 64)])
+    metrics, without = step(learner, parts), step(alone, parts)
+    assert [metrics["loss"], metrics["token_accuracy"]] == pytest.approx(expected(parts), abs=1e-5)
+    found = [metrics[f"held_out_{name}"] for name in ("loss", "token_accuracy")]
+    assert (found == pytest.approx(expected(held_out), abs=1e-5), without.items() < metrics.items()) == (True, True)
+    assert all(torch.equal(value, alone.weights()[name]) for name, value in learner.weights().items())
+
+
 def test_a_kl_reference_of_another_rank_and_a_damaged_state_are_refused(base, tmp_path):
     kl = {"coefficient": 0.1, "reference": {"path": str(away(base, tmp_path / "reference", rank=4))}}
     with pytest.raises(WeightsMismatch, match=r"kl\.reference .* has rank 4 and alpha 16; the agent's adapter has 8"):

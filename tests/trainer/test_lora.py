@@ -10,7 +10,7 @@ from torch import nn
 from marlaas_worker.adapters import AdapterConfig, as_held, tensor_name
 from marlaas_worker.rollout.adapter_groups import add_adapters, group_rows, stacked_adapters
 from marlaas_worker.trainer import head
-from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies
+from marlaas_worker.trainer.head import token_logprobs, token_logprobs_and_entropies, token_logprobs_and_ranks
 from marlaas_worker.trainer.lora import ActiveAdapter, adapt_layers, initial_weights, new_adapter
 
 
@@ -162,6 +162,11 @@ def test_logprobs_entropies_and_their_gradients_are_those_of_autograd(monkeypatc
     log_softmax = (hidden @ weight.T / temperature).log_softmax(-1)
     expected = plain(hidden, weight, tokens, temperature), -(log_softmax.exp() * log_softmax).sum(-1)
     assert torch.equal(found[0], alone)
+    ranked, best = token_logprobs_and_ranks(hidden, weight, tokens, temperature)
+    assert torch.equal(*(torch.autograd.grad(one.sum(), hidden, retain_graph=True)[0] for one in (ranked, alone)))
+    assert best.bool().tolist() == ((hidden @ weight.T).argmax(-1) == tokens).tolist()
+    by_hand = token_logprobs_and_ranks(torch.eye(3), torch.eye(3), torch.tensor([0, 2, 2]), temperature)[1]
+    assert by_hand.tolist() == [1, 0, 1]
     assert all(torch.allclose(one, other, rtol=1e-12) for one, other in zip(found, expected, strict=True))
     for ours, theirs, part in ((found, expected, upstreams), ((alone,), expected[:1], upstreams[:1])):
         slopes = [torch.autograd.grad(one, hidden, tuple(part), retain_graph=True)[0] for one in (ours, theirs)]

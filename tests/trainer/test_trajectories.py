@@ -14,7 +14,7 @@ from tests.tables import rows
 from marlaas_api import wire
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn, TurnReward
 from marlaas_api.messages.training_settings import BaselineSettings, CreditSettings
-from marlaas_api.names import SCORES
+from marlaas_api.names import BRANCH_TURNS, SCORES
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.trainer import trajectories
 from marlaas_worker.trainer.trajectories import Expectation, Trajectory, TrajectoryInvalid, check_turn, read_group
@@ -185,6 +185,11 @@ def test_of_a_demonstration_the_reply_is_trained_without_logprobs_and_only_in_a_
     check_turn(given, whole, whole.trajectories[0], expected)
     ((part,),) = Weighing("none", 4, 0).segments([[Trajectory({0: given}, (0,), 0.0)]])
     assert (part.ids[part.generated].tolist(), part.behaviour.sum(), part.advantage) == ([5, 6], 0.0, 1.0)
+    both = Trajectory({0: given, BRANCH_TURNS: turn(BRANCH_TURNS)}, (0, BRANCH_TURNS), 0.0)
+    assert [[one.leaves for one in part] for part in trajectories.held_out_apart([both], 1)] == [
+        [(0,)],
+        [(BRANCH_TURNS,)],
+    ]
     sampled, with_logprobs = turn(0), turn(0, demonstration=reply)
     for wrong, text in ((sampled, "sampled, and the step trains demonstrations"), (with_logprobs, "2 logp")):
         with pytest.raises(TrajectoryInvalid, match=text):

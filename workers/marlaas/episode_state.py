@@ -234,6 +234,10 @@ class EpisodeState:
         self._parts.append(part)
         return part
 
+    def begin_apart(self) -> None:
+        """Go on with the main line in a branch of its own, in which no earlier turn counts against the turn limit."""
+        self._main_line = self._new_branch(0, {})
+
     def _new_branch(self, block: int, before: dict[str, int]) -> Branch:
         if self._num_branches >= MAX_BRANCHES:
             raise InvalidInput(f"an episode has at most {MAX_BRANCHES} parts that run at the same time as others")

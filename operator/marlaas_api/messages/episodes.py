@@ -12,8 +12,8 @@ class FaultClass(StrEnum):
     """Faults that the policy did not cause; such an attempt is never scored.
 
     UNSCORED: the environment gave no reward. It is not played again: the environment decided so.
-    WAITED: the attempt was given up because a turn waited too long for a place in an engine. It is always repeated, so
-    this class occurs in `prior_faults` only.
+    WAITED: the attempt was given up because a turn waited too long for a place in an engine, or the store of a data set does not
+    answer. It is always repeated, so this class occurs in `prior_faults` only.
     """
 
     INFRA = "infra"
@@ -83,6 +83,8 @@ class Episode(JobMessage):
     """
     prompt: str = ""
     """Digest of the first prompt and of the content that the task has drawn; empty: not known."""
+    data_digest: str = ""
+    """SHA-256 of the data sets that its sandbox has loaded (`marlaas.envs.data_digest`); empty: none."""
     answer: str = ""
     """Digest of the answer that the environment has read from the replies (`Score.answer`); empty: none."""
     num_turns: Integer = 0

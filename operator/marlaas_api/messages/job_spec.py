@@ -14,7 +14,7 @@ from marlaas_api.messages.agent_settings import (
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
 from marlaas_api.messages.training_settings import ReferenceSettings, TrainingSettings
-from marlaas_api.names import eval_index, group_token
+from marlaas_api.names import MAX_TURNS_FACTOR, eval_index, group_token
 from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
@@ -305,6 +305,21 @@ class JobSpec(SpecPart):
         token = group_token(group)
         is_first = token.startswith("t") and self.demonstrated_groups > int(token[1:])
         return is_first or (token.startswith("t") and self.training.algorithm == "sft")
+
+    def measured(self, group: str) -> tuple[int, ...]:
+        """Return the held-out tasks whose demonstrations are measured, and not trained, with a demonstrated group; empty for most.
+
+        They are measured in the first and the last step of demonstrations, and after every `evaluation.every` steps: `evaluation.tasks` of
+        them, at least as many as the step trains, divided among its groups. The same ones each time. Raises ValueError for a name of no
+        group.
+        """
+        if not self.demonstrates(group):
+            return ()
+        step, position = divmod(int(group_token(group)[1:]), self.rows_per_step)
+        if step % self.evaluation.every and step != self.demonstrated_steps - 1:
+            return ()
+        number = max(self.rows_per_step, self.evaluation.tasks)
+        return tuple(range(position, number, self.rows_per_step))[: MAX_TURNS_FACTOR - 1]
 
     def evaluates(self, finished: int, steps: int | None = None) -> bool:
         """Return whether the version after `finished` steps is evaluated: the first, the last, those after every `every` steps.

@@ -9,7 +9,7 @@ class GroupPlays(BusMessage):
     prompt: digest of the first prompt and the drawn content, of the first member; empty: not known. is_mixed: members had
     different ones. tokens: generated, by member. num_turns, num_cut, num_overtime: replies, those
     that maxTokens, the context or the time limit cut, and those of the time limit.
-    seconds: of the longest play.
+    seconds: of the longest play. data_digest: as of `Episode`, of the first member that has one.
     """
 
     prompt: str = ""
@@ -19,6 +19,7 @@ class GroupPlays(BusMessage):
     num_cut: int = 0
     num_overtime: int = 0
     seconds: float = 0.0
+    data_digest: str = ""
 
 
 class Lengths(BusMessage):
@@ -36,7 +37,8 @@ class StepPlays(BusMessage):
     """The plays of a step. trained, flat, dropped: of groups that train any agent, without signal, and with signal but not trained.
 
     prompts: the distinct digests of the trained groups. num_prompts: distinct ones of all groups. num_mixed: groups whose
-    members had different ones. num_turns, num_cut, num_overtime: as of `GroupPlays`.
+    members had different ones. num_turns, num_cut, num_overtime: as of `GroupPlays`. data_digests: the
+    distinct ones of its groups: several if the data changed between the loads of sandboxes.
     """
 
     trained: Lengths = Lengths()
@@ -48,3 +50,4 @@ class StepPlays(BusMessage):
     num_turns: int = 0
     num_cut: int = 0
     num_overtime: int = 0
+    data_digests: tuple[str, ...] = ()

@@ -150,7 +150,7 @@ class EvalRecord(JobMessage):
     version: the sum of the agents' versions, as in `StepRecord`. versions, usage: by agent. rewards: by agent, the mean over
     the tasks that may call it. reward_mean: mean over the episodes of the team's reward, as in `StepRecord`. num_prompts:
     distinct tasks, by first prompt and drawn content; num_overlapping: those of them that were trained on before. suites: results by
-    name, of a job that has suites; rewards, reward_mean and metrics are then those of its main suite.
+    name, of a job that has suites; rewards, reward_mean and metrics are then those of its main suite. data_digests: as of `StepPlays`.
     """
 
     step: int
@@ -166,6 +166,7 @@ class EvalRecord(JobMessage):
     rewards: dict[str, float] = Field(default_factory=dict)
     num_prompts: int = 0
     num_overlapping: int = 0
+    data_digests: tuple[str, ...] = ()
     suites: dict[str, SuiteResult] = Field(default_factory=dict)
 
     def suite_figures(self) -> dict[str, float]:

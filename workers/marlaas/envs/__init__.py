@@ -1,6 +1,7 @@
 """Builtin environments by name, and how any environment is loaded (`loading`) and played (`playing`)."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 DATASET = "dataset"
@@ -22,6 +23,17 @@ def suite_args(name: str, args: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a suite's own environment: all rows of a data set are held out, unless the arguments say which."""
     is_undivided = name == DATASET and args.get("held_out") is None
     return {**args, "held_out": {"share": 1}} if is_undivided else dict(args)
+
+
+def data_digest(digests: Iterable[str]) -> str:
+    """Return the digest of several: the only one as it is, else the SHA-256 of their lines; empty ones do not count.
+
+    `sha256sum FILE… | cut -d' ' -f1 | sha256sum` prints it for several files.
+    """
+    known = [one for one in digests if one]
+    if len(known) < 2:
+        return "".join(known)
+    return hashlib.sha256("".join(f"{one}\n" for one in known).encode()).hexdigest()
 
 
 def own_modules(name: str, args: Mapping[str, Any]) -> list[str]:

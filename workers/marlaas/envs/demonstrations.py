@@ -3,6 +3,7 @@
 Runs in the sandbox's child process and in the checks before a start. Independent of the bus and of processes.
 """
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from marlaas.chat_messages import message_of
 from marlaas.environment import Message, Task, TurnLimit
 from marlaas.environment_types import TurnRequest
-from marlaas.envs import DATASET
+from marlaas.envs import DATASET, data_digest
 from marlaas.envs.loading import Environment, resolve
 from marlaas.envs.playing import Outcome
 from marlaas.episode_state import EpisodeState
@@ -89,11 +90,17 @@ def with_data(environment: Environment, demonstrations: Mapping[str, Any] | None
     def demonstrate(task: Task) -> dict[str, Any]:
         return {agent: data.demonstrate(task) for agent, data in made.items() if data.demonstrate is not None}
 
-    return replace(environment, demonstrate=demonstrate)
+    digest = data_digest([environment.data_digest, *(data.data_digest for data in made.values())])
+    return replace(environment, demonstrate=demonstrate, data_digest=digest)
 
 
-def play_demonstration(environment: Environment, task: Task, state: EpisodeState) -> Outcome:
-    """Have the turns of a task's demonstration recorded; rewards are 0. Raises as `demonstration_of`."""
+def play_demonstration(
+    environment: Environment, task: Task, state: EpisodeState, held_out: Sequence[Task] = ()
+) -> Outcome:
+    """Have the turns of a task's demonstration recorded; rewards are 0. Raises as `demonstration_of`.
+
+    held_out: tasks whose demonstrations are recorded after it, each in a branch of its own: they are measured, and not trained.
+    """
     for agent, turns in demonstration_of(environment, task, tuple(state.rewards)).items():
         parent: int | None = None
         for before, reply in turns:
@@ -102,4 +109,20 @@ def play_demonstration(environment: Environment, task: Task, state: EpisodeState
             except TurnLimit as error:
                 text = f"the demonstration has {len(turns)} replies, and {error}: raise rollout.maxTurns"
                 raise InvalidInput(text) from error
+    for one in held_out:
+        _record_apart(environment, one, state)
     return Outcome(dict(state.rewards), {}, "completed", 0.0)
+
+
+def _record_apart(environment: Environment, task: Task, state: EpisodeState) -> None:
+    """Have the turns of a held-out demonstration recorded; what cannot be demonstrated is left out, because nothing depends on it."""
+    try:
+        found = demonstration_of(environment, task, tuple(state.rewards))
+    except Exception:
+        return
+    state.begin_apart()
+    for agent, turns in found.items():
+        parent: int | None = None
+        with contextlib.suppress(TurnLimit):
+            for before, reply in turns:
+                parent = state.turn(TurnRequest(agent, parent, before, demonstration=reply)).turn

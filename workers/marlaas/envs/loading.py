@@ -41,7 +41,7 @@ class Environment:
 
     is_async: its `play` is `async def`. hook: its `start_episode`, if it has one. notes: sentences of a builtin on its tasks.
     comparison: its `score_group`, if it has one. demonstrate: its function of that name, which returns a task's chat messages
-    (`demonstrations`); None: it has none.
+    (`demonstrations`); None: it has none. data_digest: of the files of a builtin's data set (`marlaas.envs.data_digest`); empty: none.
     """
 
     code: Callable[..., object]
@@ -52,6 +52,7 @@ class Environment:
     notes: tuple[str, ...] = ()
     comparison: Callable[[Task, Sequence[Play]], object] | None = None
     demonstrate: Callable[[Task], Any] | None = None
+    data_digest: str = ""
 
     @property
     def compares(self) -> bool:
@@ -151,10 +152,12 @@ class EnvironmentCode:
             importlib.import_module(_ASYNC)
         if inspect.isclass(self.target):
             made: Any = self.target(**self.args)
-            notes = made.notes if self.name in BUILTINS and hasattr(made, "notes") else ()
+            is_ours = self.name in BUILTINS
+            notes = made.notes if is_ours and hasattr(made, "notes") else ()
+            digest = made.data_digest if is_ours and hasattr(made, "data_digest") else ""
             own: dict[str, Any] = {field: getattr(made, name, None) for field, name in _OPTIONAL.items()}
             takes_all = _takes_all(made.play, has_self=False)
-            return Environment(made.play, takes_all, is_async=is_async, notes=notes, **own)
+            return Environment(made.play, takes_all, is_async=is_async, notes=notes, data_digest=digest, **own)
 
         def play_with_args(task: Task, agent: object) -> object:
             return self.target(task, agent, **self.args)

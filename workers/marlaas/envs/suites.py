@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from marlaas.environment_types import ServiceFailed
 from marlaas.envs.loading import Environment, load
 from marlaas_api.errors import InvalidInput
 
@@ -21,6 +22,7 @@ def load_suites(
 
     Raises:
         InvalidInput: as `load`; its text names the suite.
+        ServiceFailed: as `load`.
         Other exceptions: of an environment's `__init__`.
     """
     made: dict[str, Environment] = {}
@@ -28,6 +30,8 @@ def load_suites(
     for suite, given in suites.items():
         try:
             made[suite], told = load(given["name"], given["args"], agents)
+        except ServiceFailed:  # as it is: a sandbox loads the suite again later
+            raise
         except InvalidInput as error:
             raise InvalidInput(f"suite {suite}: {error}") from error.__cause__
         notes += [f"suite {suite}: {sentence}" for sentence in told]

@@ -49,9 +49,9 @@ def data_files(jobs: Iterable[JobDocument]) -> dict[str, tuple[ModuleFile, ...]]
         given: list[Mapping[str, Any]] = [args for _, name, args in environments_of(job.spec) if name == DATASET]
         given += [] if job.spec.sft is None else [job.spec.sft.data.value]
         sources = [one for args in given for one in sources_of(parsed(args))]
-        files = [file for source, name in sources for file in files_of(source, name)]
+        files = [file for source, name in sources for file in files_of(source, name, is_known=True)]
         if files:
-            found[job.ref.key] = tuple(ModuleFile(file=str(file.path), sha256=digest(file)) for file in files)
+            found[job.ref.key] = tuple(ModuleFile(file=file.origin, sha256=digest(file)) for file in files)
     return found
 
 

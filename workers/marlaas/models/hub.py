@@ -60,24 +60,24 @@ def _may_pass(error: BaseException) -> bool:
     """Return whether a retry may succeed. Definite answers of the hub and errors of the disk are not retried."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    if _offline() or isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
+    if is_offline() or isinstance(error, RepositoryNotFoundError | RevisionNotFoundError):
         return False
-    status = _status(error)
-    return status in _LATER if status is not None else _disk(error) is None
+    status = status_of(error)
+    return status in _LATER if status is not None else disk_error(error) is None
 
 
 def _explained(error: Exception, name: str, attempts: int) -> Exception:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     if isinstance(error, GatedRepoError):
-        return UnknownModel(f"model {name} is gated on the hub: accept its terms on its page, then {_token()}")
+        return UnknownModel(f"model {name} is gated on the hub: accept its terms on its page, then {token_wanted()}")
     if isinstance(error, RevisionNotFoundError):
         return UnknownModel(f"the hub has no revision {name}; give a branch, a tag or a commit of the model")
-    if isinstance(error, RepositoryNotFoundError) or _status(error) in (401, 403):
+    if isinstance(error, RepositoryNotFoundError) or status_of(error) in (401, 403):
         return UnknownModel(
-            f"the hub has no model {name}, or denies access to it: check the name, and if the model is private, {_token()}"
+            f"the hub has no model {name}, or denies access to it: check the name, and if the model is private, {token_wanted()}"
         )
-    on_disk = _disk(error)
+    on_disk = disk_error(error)
     if on_disk is not None:
         return on_disk
     return _unreachable(error, name, attempts)
@@ -85,12 +85,12 @@ def _explained(error: Exception, name: str, attempts: int) -> Exception:
 
 def _unreachable(error: Exception, name: str, attempts: int) -> ModelError:
     otherwise = "or use a folder (path) or a builtin model"
-    if _offline():
+    if is_offline():
         return HubUnavailable(
             f"model {name} is not in the hub's cache {_cache()}, and HF_HUB_OFFLINE forbids downloads: unset it and connect this "
             f"machine to the network, copy the cache from another machine, {otherwise}"
         )
-    status = _status(error)
+    status = status_of(error)
     why = f"it answers {status}" if status is not None else "it does not answer"
     return HubUnavailable(
         f"model {name} cannot be fetched from the hub ({why}, after {attempts} attempts) and is not in the cache {_cache()}: "
@@ -98,13 +98,14 @@ def _unreachable(error: Exception, name: str, attempts: int) -> ModelError:
     )
 
 
-def _token() -> str:
+def token_wanted() -> str:
+    """Return what to do about a token that is missing or may not read."""
     if os.environ.get("HF_TOKEN"):
         return "set HF_TOKEN to a token that may read it; the current token may not"
     return "set HF_TOKEN to a token that may read it"
 
 
-def _disk(error: BaseException | None) -> ModelError | None:
+def disk_error(error: BaseException | None) -> ModelError | None:
     """Return the disk error in the chain of causes as a ModelError; None if there is none."""
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
@@ -120,7 +121,7 @@ def _disk(error: BaseException | None) -> ModelError | None:
     return None
 
 
-def _status(error: BaseException | None) -> int | None:
+def status_of(error: BaseException | None) -> int | None:
     """Return the hub's HTTP status in the chain of causes; None if there is none."""
     while error is not None:
         status = getattr(getattr(error, "response", None), "status_code", None)
@@ -130,7 +131,8 @@ def _status(error: BaseException | None) -> int | None:
     return None
 
 
-def _offline() -> bool:
+def is_offline() -> bool:
+    """Return whether HF_HUB_OFFLINE forbids downloads."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from marlaas.plots.series import (
     EVAL,
-    PANELS,
+    HELD_OUT_LOSS,
     REWARD,
     WALL,
     Curve,
@@ -22,6 +22,7 @@ from marlaas.plots.series import (
     agent_curve,
     eval_curve,
     length,
+    panels_of,
     reward_curve,
     suite_curves,
     union,
@@ -63,7 +64,7 @@ def _figure(jobs: Sequence[JobCurves], timelines: Sequence[Timeline], shares: Se
     many = len(timelines) >= GROUPED_FROM
     lanes = _LANE_INCHES * _LANES_PER_JOB * len(timelines) + 0.9 if timelines else 0.0
     heights = [
-        math.ceil(len(PANELS) / _COLUMNS) * _ROW_INCHES + 0.5,
+        math.ceil(len(panels_of(jobs)) / _COLUMNS) * _ROW_INCHES + 0.5,
         shares_height(shares),
         timeline_height(timelines) if many else lanes,
     ]
@@ -82,9 +83,12 @@ def _figure(jobs: Sequence[JobCurves], timelines: Sequence[Timeline], shares: Se
 
 
 def _panels(figure: "SubFigure", jobs: Sequence[JobCurves]) -> None:
-    axes = figure.subplots(math.ceil(len(PANELS) / _COLUMNS), _COLUMNS)
-    for panel, one in zip(PANELS, axes.flat, strict=False):
+    panels = panels_of(jobs)
+    axes = figure.subplots(math.ceil(len(panels) / _COLUMNS), _COLUMNS)
+    for panel, one in zip(panels, axes.flat, strict=False):
         _panel(one, panel, jobs)
+    for unused in axes.flat[len(panels) :]:
+        unused.set_axis_off()
     handles, labels = axes.flat[0].get_legend_handles_labels()
     place = {"loc": "outside upper left", "ncols": 4}
     legend = figure.legend(handles, labels, frameon=False, fontsize=10, labelcolor=INK, **place)
@@ -97,7 +101,7 @@ def _panel(axes: "Axes", panel: str, jobs: Sequence[JobCurves]) -> None:
 
     drawn = False
     for job, look in zip(jobs, _looks(jobs), strict=True):
-        drawn = _curve(axes, job.curves.get(panel, Curve(())), look, marked=panel == EVAL) or drawn
+        drawn = _curve(axes, job.curves.get(panel, Curve(())), look, marked=panel in (EVAL, HELD_OUT_LOSS)) or drawn
     axes.set_title(panel, loc="left", fontsize=10, color=INK)
     if not drawn:
         axes.text(0.5, 0.5, "no data", ha="center", transform=axes.transAxes, color=RULE)

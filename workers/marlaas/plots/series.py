@@ -63,6 +63,13 @@ REWARD, EVAL, LENGTH, ENTROPY = (
 )
 KL, GAP, STALENESS, WALL = "KL per token", "logprob gap, trainer to engine", "staleness, versions", "seconds per step"
 PANELS = (REWARD, EVAL, LENGTH, ENTROPY, KL, GAP, STALENESS, WALL)
+LOSS, HELD_OUT_LOSS = "loss of demonstrations", "loss of held-out demonstrations"
+
+
+def panels_of(jobs: Sequence[JobCurves]) -> tuple[str, ...]:
+    """Return the titles of the panels: those of demonstrations only if a job has them."""
+    own = (title for title in (LOSS, HELD_OUT_LOSS) if any(title in job.curves for job in jobs))
+    return (*PANELS, *own)
 
 
 def job_curves(
@@ -82,9 +89,8 @@ def job_curves(
         LENGTH: _over(steps, lambda step: length(step, size)),
         STALENESS: _over(steps, lambda step: step.staleness_mean if step.num_groups else NAN),
     }
-    return [
-        JobCurves(name, curves | _trainer_curves(document, metric) | {WALL: _over(steps, lambda step: step.wall_s)})
-    ]
+    curves |= _trainer_curves(document, metric) | {WALL: _over(steps, lambda step: step.wall_s)}
+    return [JobCurves(name, curves | _of_demonstrations(steps))]
 
 
 def _agent_curves(
@@ -107,7 +113,7 @@ def _agent_curves(
         STALENESS: _over(steps, lambda step: _of_agent(step, agent.name, lambda own: own.staleness_mean)),
         WALL: _over(steps, lambda step: step.wall_s),
     }
-    return JobCurves(name, curves | _trainer_curves(document, metric))
+    return JobCurves(name, curves | _trainer_curves(document, metric) | _of_demonstrations(steps, policy))
 
 
 def _trainer_curves(document: JobDocument, metric: Callable[[str], Curve]) -> dict[str, Curve]:
@@ -115,6 +121,15 @@ def _trainer_curves(document: JobDocument, metric: Callable[[str], Curve]) -> di
     if document.spec.teacher is not None:
         kl = "teacher_kl"
     return {ENTROPY: metric("entropy"), KL: metric(kl), GAP: metric("logprob_gap")}
+
+
+def _of_demonstrations(steps: Sequence[StepRecord], prefix: str = "") -> dict[str, Curve]:
+    """Return the losses of demonstrations; the held-out ones are measured before the step. Empty for steps without demonstrations."""
+    own = [step for step in steps if step.is_demonstrated]
+    trained = [(step.step + 1.0, step.metrics.get(f"{prefix}loss", NAN)) for step in own]
+    held_out = [(float(step.step), step.metrics.get(f"{prefix}held_out_loss", NAN)) for step in own]
+    found = {LOSS: trained, HELD_OUT_LOSS: [(x, y) for x, y in held_out if not math.isnan(y)]}
+    return {title: Curve(tuple(points)) for title, points in found.items() if points}
 
 
 def agent_curve(agent: str, steps: Sequence[StepRecord]) -> Curve:

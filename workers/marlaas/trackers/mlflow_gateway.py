@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, Run
 
-from marlaas.trackers.seam import End, MetricRow, settings
+from marlaas.trackers.seam import DATA, End, MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ class MlflowTracker:
         self._experiment_id = run.info.experiment_id
         self._uri = uri
         self._steps: dict[str, set[int]] = {}
+        self._data_digest = run.data.tags.get(DATA, "")
 
     @property
     def where(self) -> str:
@@ -45,6 +46,9 @@ class MlflowTracker:
     def log(self, number: int, row: MetricRow) -> None:
         if row.samples:
             self._log_samples(row)
+        if row.data_digest not in ("", self._data_digest):
+            self._client.set_tag(self._run_id, DATA, row.data_digest)  # a parameter could not change
+            self._data_digest = row.data_digest
         at_ms = round(row.at * 1000)
         metrics = [Metric(name, value, at_ms, row.finished) for name, value in row.values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)

@@ -23,13 +23,17 @@ _NOT_ALLOWED = re.compile(r"[^\w\-./ ]")
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """Metrics of one record. `key` is unique in its job; `at` is in unix seconds. samples: held-out episodes for people to read."""
+    """Metrics of one record. `key` is unique in its job; `at` is in unix seconds. samples: held-out episodes for people to read.
+
+    data_digest: SHA-256 of the data sets that were played, several with commas; empty: none.
+    """
 
     key: str
     finished: int
     at: float
     values: Mapping[str, float]
     samples: Sequence[EvalSample] = ()
+    data_digest: str = ""
 
     @property
     def table(self) -> tuple[list[str | int], list[list[object]]]:
@@ -70,7 +74,8 @@ def _step_row(step: StepRecord) -> MetricRow:
         **{f"faults/{name}": count for name, count in step.faults.items()},
         **{f"train/{name}": value for name, value in step.metrics.items()},
     }
-    return MetricRow(f"step {step.step}", step.step + 1, step.at, _finite(values.items()))
+    digest = ",".join(step.plays.data_digests)
+    return MetricRow(f"step {step.step}", step.step + 1, step.at, _finite(values.items()), data_digest=digest)
 
 
 def _agents_of(step: StepRecord) -> dict[str, float]:
@@ -88,7 +93,8 @@ def _eval_row(record: EvalRecord) -> MetricRow:
     rewards = ((f"reward/held_out/{agent}", reward) for agent, reward in agents)
     suites = (pair for name, suite in record.suites.items() for pair in _suite(f"suite/{name}", suite))
     values = _finite([("reward/held_out", record.reward_mean), *rewards, *metrics, *suites])
-    return MetricRow(f"eval {record.version}", record.step, record.at, values, record.samples)
+    digest = ",".join(record.data_digests)
+    return MetricRow(f"eval {record.version}", record.step, record.at, values, record.samples, digest)
 
 
 def _suite(name: str, suite: SuiteResult) -> Iterator[tuple[str, float]]:
@@ -122,6 +128,10 @@ _GATEWAYS: dict[Name, str] = {
     "wandb": "marlaas.trackers.wandb_gateway",
     "mlflow": "marlaas.trackers.mlflow_gateway",
 }
+
+
+DATA = "data.sha256"
+"""Name of `MetricRow.data_digest` beside the settings."""
 
 
 class End(StrEnum):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import wandb
 
-from marlaas.trackers.seam import End, MetricRow, settings
+from marlaas.trackers.seam import DATA, End, MetricRow, settings
 from marlaas_api.messages import JobDocument
 
 _HOST = "api.wandb.ai"
@@ -28,6 +28,7 @@ class WandbTracker:
         self._run = run
         self._folder = folder
         self._num_known = run.starting_step
+        self._data_digest = ""
         run.define_metric(_AXIS)
         run.define_metric("*", step_metric=_AXIS)
 
@@ -36,6 +37,9 @@ class WandbTracker:
         return self._run.url or f"wandb sync {self._folder / 'wandb'}/offline-run-*"
 
     def log(self, number: int, row: MetricRow) -> None:
+        if row.data_digest not in ("", self._data_digest):
+            self._run.config.update({DATA: row.data_digest}, allow_val_change=True)  # type: ignore[no-untyped-call]
+            self._data_digest = row.data_digest
         columns, samples = row.table
         table = {"samples": wandb.Table(columns=columns, data=samples)} if samples else {}
         self._run.log({**row.values, **table, _AXIS: row.finished}, step=number)

@@ -161,7 +161,8 @@ def _accounts(episode: Episode, document: JobDocument) -> str | None:
     if (
         not 0 <= episode.num_overtime <= episode.num_cut <= episode.num_turns
         or not 0 <= episode.num_tokens <= MAX_TOKENS
-        or max(len(episode.prompt), len(episode.answer)) > 64
+        or max(len(episode.prompt), len(episode.answer), len(episode.data_digest)) > 64
+        or not (episode.data_digest.isalnum() or not episode.data_digest)
     ):
         return f"{episode.num_tokens} tokens and {episode.num_cut} cut replies of {episode.num_turns}, or a digest that is none"
     if not all(0.0 <= seconds <= MAX_SECONDS for seconds in (episode.duration_s, episode.tool_s)):

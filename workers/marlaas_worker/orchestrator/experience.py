@@ -80,6 +80,7 @@ class CompleteGroup:
             num_cut=sum(episode.num_cut for episode in counted),
             num_overtime=sum(episode.num_overtime for episode in counted),
             seconds=max((episode.duration_s for episode in counted), default=0.0),
+            data_digest=next((episode.data_digest for episode in counted if episode.data_digest), ""),
         )
 
     @property

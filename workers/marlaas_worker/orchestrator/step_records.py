@@ -130,6 +130,7 @@ def _plays(draft: StepDraft) -> StepPlays:
         num_turns=sum(one.num_turns for one in groups),
         num_cut=sum(one.num_cut for one in groups),
         num_overtime=sum(one.num_overtime for one in groups),
+        data_digests=tuple(sorted({one.data_digest for one in groups} - {""})),
     )
 
 
@@ -264,6 +265,7 @@ def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -
         rewards=main.rewards([agent.name for agent in agents]),
         num_prompts=len(prompts),
         num_overlapping=sum(prompt in end.trained_prompts for prompt in prompts),
+        data_digests=tuple(sorted({one.data_digest for one in run.scored()} - {""})),
         suites={suite.name: run.suite(suite.name).result(trained) for suite in settings.suites},
     )
 

@@ -86,7 +86,7 @@ class Attempt:
             text = f"{fault}\noutput: {printed}" if printed else str(fault)
             raise Fault(fault.fault, text, is_permanent=fault.is_permanent, is_retryable=fault.is_retryable) from fault
         except BrokenEnvironment as error:
-            raise Fault(FaultClass.ENV, str(error), is_permanent=error.is_permanent) from error
+            raise Fault(error.fault, str(error), is_permanent=error.is_permanent) from error
         except ForkServerLost as error:
             raise Fault(FaultClass.INFRA, str(error)) from error
 

@@ -68,8 +68,12 @@ def played(environments: Environments, connection: socket.socket) -> dict[str, A
         state = EpisodeState(start["agents"], channel, temperature, is_strict=start.get("is_strict", False))
         if "plays" in start:
             return _compared(environment, task, start)
-        play = play_demonstration if start.get("demonstrates", False) else play_episode
-        outcome = play(environment, task, state)
+        is_demonstrated = start.get("demonstrates", False)
+        if is_demonstrated:
+            held_out = [Task(Split.EVAL, one["index"], one["seed"]) for one in start.get("held_out", ())]
+            outcome = play_demonstration(environment, task, state, held_out)
+        else:
+            outcome = play_episode(environment, task, state)
         message: dict[str, Any] = {
             "kind": "score",
             "rewards": outcome.rewards,
@@ -79,7 +83,7 @@ def played(environments: Environments, connection: socket.socket) -> dict[str, A
             "tool_error": outcome.tool_error[-MAX_FAULT_TEXT:],
             "content": digest_of(*task.drawn) if task.drawn else "",
             "answer": outcome.answer,
-            "compared_by": outcome.data if environment.compares and play is play_episode else None,
+            "compared_by": outcome.data if environment.compares and not is_demonstrated else None,
             "choices": [{"number": number, "rewards": rewards} for number, rewards in outcome.choices.items()],
             "turn_rewards": [
                 {"agent": agent, "turn": turn, "reward": reward}

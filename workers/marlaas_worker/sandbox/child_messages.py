@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from marlaas.scores import MAX_DATA, MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage
 from marlaas_api.messages.turns import StopText
-from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES, MAX_STOPS
+from marlaas_api.names import BRANCH_TURNS, MAX_BRANCHES, MAX_STOPS, is_measured
 from marlaas_api.numeric import LARGEST_INTEGER
 
 
@@ -43,6 +43,11 @@ class TurnMessage(_Message):
     choice: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)] | None = None
     stop: Annotated[list[StopText], Field(max_length=MAX_STOPS)] = []
     demonstration: ChatMessage | None = None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it is of a held-out demonstration, beside the one that is trained."""
+        return self.demonstration is not None and is_measured(self.number, 1)
 
 
 class AgentsMessage(_Message):

@@ -54,6 +54,11 @@ class Children:
         """Whether the environment is loaded."""
         return self._server is not None and not self._server.is_lost
 
+    @property
+    def data_digest(self) -> str:
+        """Digest of the data sets that are loaded; empty: none."""
+        return "" if self._server is None else self._server.data_digest
+
     async def warm_up(self) -> None:
         """Load the environment before the first task, and again whenever the fork server was lost; until cancelled."""
         while True:

@@ -57,7 +57,8 @@ async def _compared(
         text = f"the data of {len(plays)} episodes for `score_group` is too long: {error}; shorten `Score.data`"
         raise Fault(FaultClass.ENV, text, is_retryable=False) from error
     except BrokenEnvironment as error:
-        raise Fault(FaultClass.ENV, str(error), is_permanent=error.is_permanent) from error
+        fault = FaultClass.ENV if error.fault is FaultClass.ENV else FaultClass.INFRA
+        raise Fault(fault, str(error), is_permanent=error.is_permanent) from error
     except ForkServerLost as error:
         raise Fault(FaultClass.INFRA, str(error)) from error
 

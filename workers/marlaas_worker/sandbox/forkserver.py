@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from marlaas.environment_types import ServiceFailed
+from marlaas.envs import data_digest
+from marlaas.envs.dataset.problems import SourceSilent
 from marlaas.envs.demonstrations import with_data
 from marlaas.envs.loading import Environment, load, refuse_shadows
 from marlaas.envs.playing import explain
@@ -249,6 +252,15 @@ def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
     return {"": job, **suites}, (*told, *told_of_suites)
 
 
+def broken(error: BaseException) -> dict[str, Any]:
+    """Return the report of an environment that cannot be loaded. `fault`: class of the faults, if a service has failed."""
+    is_service = isinstance(error, ServiceFailed)
+    is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None and not is_service
+    text = str(error) if is_permanent or is_service else explain(error)
+    report = {"report": "broken", "text": text[-_MAX_REPORT_TEXT:], "is_permanent": is_permanent}
+    return report | ({"fault": "waited" if isinstance(error, SourceSilent) else "infra"} if is_service else {})
+
+
 def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
     """Load the environment, report `ready` or `broken`, and serve until the supervisor closes the socket.
 
@@ -258,9 +270,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     try:
         environments, told = _load(config)
     except BaseException as error:
-        is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None
-        text = str(error) if is_permanent else explain(error)
-        _send(control, {"report": "broken", "text": text[-_MAX_REPORT_TEXT:], "is_permanent": is_permanent})
+        _send(control, broken(error))
         return
     loaded()
     kernel.adopt_orphans()
@@ -268,7 +278,9 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     gc.collect()
     gc.freeze()  # children write to fewer shared pages
     suites = [name for name in environments if name]
-    _send(control, {"report": "ready"} | ({"told": told} if told else {}) | ({"suites": suites} if suites else {}))
+    data = data_digest(one.data_digest for one in environments.values())
+    known = {"told": told, "suites": suites, "data": data}
+    _send(control, {"report": "ready", **{name: value for name, value in known.items() if value}})
     ForkServer(control, environments, config["memory_bytes"]).serve()
 
 

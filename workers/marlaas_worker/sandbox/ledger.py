@@ -17,7 +17,7 @@ class TurnLedger:
     """The turns of one play, by agent and by their number among the agent's own.
 
     may_speak: the agents that the task may call; empty: all. tool_rewards: rewards so far, while a tool call is open; else
-    None. num_tokens: generated tokens. num_cut, num_overtime: turns that maxTokens, the context or the time limit cut, and
+    None. num_tokens: generated tokens, and those of the demonstration that is trained. num_cut, num_overtime: turns that maxTokens, the context or the time limit cut, and
     those of the time limit.
     """
 
@@ -85,7 +85,7 @@ class TurnLedger:
 
     def end(self, asked: TurnMessage, stop: StopReason, num_tokens: int = 0, *, is_overtime: bool = False) -> None:
         """Record a generated turn."""
-        self.num_tokens += num_tokens
+        self.num_tokens += 0 if asked.is_measured else num_tokens
         self.num_cut += stop in (StopReason.LENGTH, StopReason.CONTEXT)
         self.num_overtime += is_overtime
         self._parents.setdefault(asked.agent, {})[asked.number] = asked.parent

@@ -2,19 +2,32 @@
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
 from marlaas.envs.leftovers import MAX_CHARACTERS, MAX_TOLD
 from marlaas_api.last_words import visible
+from marlaas_api.messages import FaultClass
 from marlaas_worker.sandbox.output import Output
 from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEnvironment
 
+_FAULTS = {fault.value: fault for fault in (FaultClass.INFRA, FaultClass.WAITED)}
+_DIGEST = re.compile("[0-9a-f]{64}")
 MAX_EXTENSION = 10
 """Longest load time, as a multiple of the limit."""
 _SHORT_OF_CPU = 0.5
 """Least fraction of the time that a process must wait for a CPU to count as short of CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a fork server reports of its environment. told: what loading has left behind, in sentences. data_digest: of its data sets."""
+
+    told: tuple[str, ...] = ()
+    data_digest: str = ""
 
 
 async def wait_until_loaded(
@@ -23,8 +36,8 @@ async def wait_until_loaded(
     timeout_s: float,
     cpu_wait_s: Callable[[], float] | None = None,
     suites: Collection[str] = (),
-) -> tuple[str, ...]:
-    """Wait for the report that the environment is loaded; return what loading has left behind, in sentences.
+) -> Loaded:
+    """Wait for the report that the environment is loaded.
 
     Args:
         timeout_s: limit. With a low share of a busy CPU, imports take many times as long as alone; then the limit is
@@ -43,20 +56,22 @@ async def wait_until_loaded(
         broken = report["report"] == "broken"
         text, is_permanent = (str(report["text"]), report.get("is_permanent") is True) if broken else ("", False)
         loaded = {str(one) for one in report.get("suites", ())}
+        data = str(report.get("data", ""))
         told = tuple(visible(str(one))[:MAX_CHARACTERS] for one in list(report.get("told", ()))[:MAX_TOLD])
     except INVALID_REPORT as error:
         raise BrokenEnvironment(
             f"the process that loads the environment sent an invalid report: {type(error).__name__}"
         ) from error
     if broken:
-        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent)
+        fault = _FAULTS.get(str(report.get("fault")), FaultClass.ENV)
+        raise BrokenEnvironment(f"{text}\n{output.text()}".rstrip(), is_permanent=is_permanent, fault=fault)
     if missing := set(suites) - loaded:
         raise BrokenEnvironment(
             f"the release of marlaas in the environment's image does not play suites with an environment of their own ({min(missing)}): build "
             "the image from the worker image of this release",
             is_permanent=True,
         )
-    return told
+    return Loaded(told, data if _DIGEST.fullmatch(data) else "")
 
 
 async def _report(control: socket.socket, output: Output, timeout_s: float, cpu_wait_s: Callable[[], float]) -> bytes:

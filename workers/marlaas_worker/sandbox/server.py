@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.messages import FaultClass
 from marlaas_worker.sandbox.output import Output
 
 PACKET_BYTES = 64 << 10
@@ -33,12 +34,13 @@ log = logging.getLogger(__name__)
 class BrokenEnvironment(Permanent):
     """The environment could not be imported or created; the text is its traceback or the reason.
 
-    is_permanent: it does not fit the job, so loading it again cannot help.
+    is_permanent: it does not fit the job, so loading it again cannot help. fault: class of the faults of episodes that need it.
     """
 
-    def __init__(self, text: str, *, is_permanent: bool = False) -> None:
+    def __init__(self, text: str, *, is_permanent: bool = False, fault: FaultClass = FaultClass.ENV) -> None:
         super().__init__(text)
         self.is_permanent = is_permanent
+        self.fault = fault
 
 
 class ForkServerLost(Retryable):
@@ -108,12 +110,17 @@ class ServerProcess(Protocol):
 
 
 class Server:
-    """A running fork server and its children. told: what loading the environment has left behind, in sentences."""
+    """A running fork server and its children. told, data_digest: what it has reported (`load_report.Loaded`)."""
 
     def __init__(
-        self, process: ServerProcess, control: socket.socket, output: Output, told: tuple[str, ...] = ()
+        self,
+        process: ServerProcess,
+        control: socket.socket,
+        output: Output,
+        told: tuple[str, ...] = (),
+        data_digest: str = "",
     ) -> None:
-        self.output, self.told = output, told
+        self.output, self.told, self.data_digest = output, told, data_digest
         self.pids: dict[int, int] = {}
         self.children: dict[int, Child] = {}
         self.lost = asyncio.Event()

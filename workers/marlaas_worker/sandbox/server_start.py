@@ -77,7 +77,7 @@ async def start_server(config: ChildrenConfig) -> Server:
         await asyncio.wait({loading}, timeout=FULL_SHARE_S)
         if not loading.done():
             await _lower_share(started.pid)
-        told = await loading
+        found = await loading
     except BaseException:
         loading.cancel()
         ours.close()
@@ -85,7 +85,7 @@ async def start_server(config: ChildrenConfig) -> Server:
         await process.ended()
         output.close()
         raise
-    return Server(process, ours, output, told)
+    return Server(process, ours, output, found.told, found.data_digest)
 
 
 async def _started(config: ChildrenConfig) -> tuple[asyncio.subprocess.Process, socket.socket, Output]:
@@ -144,14 +144,14 @@ async def connect_server(config: ChildrenConfig, path: Path) -> Server:
     output = _empty_output()
     try:
         _send_config(control, config)
-        told = await wait_until_loaded(control, output, config.load_timeout_s, suites=config.suites)
+        found = await wait_until_loaded(control, output, config.load_timeout_s, suites=config.suites)
     except OSError as error:
         control.close()
         raise ForkServerLost(f"the environment's container closed the connection: {error}") from error
     except BaseException:
         control.close()
         raise
-    return Server(RemoteServerProcess(control), control, output, told)
+    return Server(RemoteServerProcess(control), control, output, found.told, found.data_digest)
 
 
 async def _connect(path: Path, timeout_s: float) -> socket.socket:

@@ -243,8 +243,9 @@ class _Supervisor:
         return None
 
     async def _end_member(self, episode: Episode) -> None:
-        told = self._dependencies.children.take_told()
-        await self._publish(episode.model_copy(update={"load_notes": told}) if told else episode)
+        children = self._dependencies.children
+        known = {"load_notes": children.take_told(), "data_digest": children.data_digest}
+        await self._publish(episode.model_copy(update={name: value for name, value in known.items() if value}))
         self._outcomes[episode.fault or episode.ending] += 1
         failpoint("sandbox.episode.after_publish")
 

@@ -23,7 +23,7 @@ from marlaas_api.messages import (
     StopReason,
     TaskMessage,
 )
-from marlaas_api.names import SCORES, Split
+from marlaas_api.names import SCORES, Split, derive_seed
 from marlaas_worker.sandbox.channel import BadFrame, encode_frame, read_frame
 from marlaas_worker.sandbox.child_messages import (
     CHILD_MESSAGES,
@@ -116,7 +116,7 @@ class ChildSession:
     """
 
     def __init__(self, document: JobDocument, turns: TurnClient, task: TaskMessage, member: int, episode: str) -> None:
-        self._spec = document.spec
+        self._spec, self._seed = document.spec, document.seed
         self._turns = turns
         self._task = task
         self._member = member
@@ -129,13 +129,7 @@ class ChildSession:
 
     async def run(self, child: Child) -> ScoreMessage:
         """Start the episode in a child and return its score. Raises Fault."""
-        task, agents = self._task, self._spec.called_agents
-        index = task.index if task.task is None else task.task
-        start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents}
-        is_strict = self._spec.training.max_staleness == 0
-        start |= {"temperature": self._spec.rollout.temperature, "is_strict": is_strict}
-        start |= {"demonstrates": True} if self._spec.demonstrates(task.group) else {}
-        await _send(child, start | _of_suite(self._spec, task))
+        await _send(child, self._start() | _of_suite(self._spec, self._task))
         close_late = partial(_close_late, child)
         child.ended.add_done_callback(close_late)
         turns: set[asyncio.Task[None]] = set()
@@ -167,6 +161,22 @@ class ChildSession:
                 reading = asyncio.create_task(self._read(child))
         finally:
             await _cancel({reading, *turns})
+
+    def _start(self) -> dict[str, Any]:
+        """Return the message that begins the episode."""
+        task = self._task
+        start: dict[str, Any] = {
+            "split": task.split,
+            "index": task.index if task.task is None else task.task,
+            "seed": task.seed,
+        }
+        start |= {"agents": self._spec.called_agents, "temperature": self._spec.rollout.temperature}
+        start["is_strict"] = self._spec.training.max_staleness == 0
+        if self._spec.demonstrates(task.group):
+            rows = self._spec.measured(task.group)
+            start["demonstrates"] = True
+            start["held_out"] = [{"index": row, "seed": derive_seed(self._seed, Split.EVAL.value, row)} for row in rows]
+        return start
 
     def _limit(self, named: AgentsMessage) -> None:
         """Record the agents that the task may call. Raises Fault."""
@@ -247,7 +257,12 @@ class ChildSession:
                 if not self.ledger.begin(asked):
                     text = f"agent {asked.agent!r} has had its {self.ledger.max_turns} turns (rollout.maxTurns)"
                     return {"kind": "limit", "text": text}
-                reply = await _unless_ended(child, self._turns.generate(self._request(asked), self._timeout_s))
+                try:
+                    reply = await _unless_ended(child, self._turns.generate(self._request(asked), self._timeout_s))
+                except (TurnTooLong, TurnRefused) as error:
+                    if not asked.is_measured:
+                        raise
+                    return {"kind": "limit", "text": str(error)}  # it is left out, as one that is too long for the context
         except _ChildEnded as end:
             raise fault_of_exit(end.ended, self._spec.environment.memory) from None
         stop = reply.stop_reason or StopReason.STOP

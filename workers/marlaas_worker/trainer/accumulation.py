@@ -20,7 +20,7 @@ from marlaas_worker.trainer.batching import pack, padded_tokens
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.trained_agent import TrainedAgent
-from marlaas_worker.trainer.trajectories import Trajectory
+from marlaas_worker.trainer.trajectories import Trajectory, held_out_apart
 from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing
 
 T = TypeVar("T")
@@ -123,6 +123,9 @@ class Accumulation:
         """
         members = list(trajectories)
         self._begin(learner, step)
+        if self._is_demonstrated:
+            members, held_out = held_out_apart(members, len(self._agent.assignment.document.spec.agents))
+            await self._measure(learner, held_out)
         if self._kl.coefficient > 0 and self._kl.added_to == "reward":
             members = await self._less_kl(learner, members)
         self._open.num_filtered += sum(not self._weighing.trains(member) for member in members)
@@ -174,6 +177,15 @@ class Accumulation:
             replace(member, reward=member.reward - self._kl.coefficient * cost)
             for member, cost in zip(group, kl, strict=True)
         ]
+
+    async def _measure(self, learner: Learner, held_out: Sequence[Trajectory]) -> None:
+        """Measure demonstrations that are not trained. Their micro-batches hold nothing else."""
+        if not held_out:
+            return
+        batches = await asyncio.to_thread(batches_of_group, held_out, self._pairs_per_token, learner.token_budget)
+        for batch in batches:
+            if await self._run(partial(learner.try_measure_held_out, batch), batch) is None:
+                raise DoesNotFit(batch)
 
     async def _learn(self, learner: Learner, step: int) -> None:
         """Run backward for every micro-batch that the held groups fill."""

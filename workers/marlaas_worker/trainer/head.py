@@ -31,8 +31,16 @@ def token_logprobs(hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: 
     weight / temperature, chunk by chunk while the logits are in memory. So memory is [N, H] instead of [N, V], and
     nothing is computed twice.
     """
-    result: Tensor = _TokenLogprobs.apply(hidden, weight, tokens, temperature, False)[0]  # type: ignore[no-untyped-call]
+    result: Tensor = _TokenLogprobs.apply(hidden, weight, tokens, temperature, "nothing")[0]  # type: ignore[no-untyped-call]
     return result
+
+
+def token_logprobs_and_ranks(
+    hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Return `token_logprobs`, and for each token 1.0 if no other one is more probable, else 0.0, without gradient, float32 [N]."""
+    logprobs, best = _TokenLogprobs.apply(hidden, weight, tokens, temperature, "best")  # type: ignore[no-untyped-call]
+    return logprobs, best.detach()
 
 
 def token_logprobs_and_entropies(
@@ -43,7 +51,7 @@ def token_logprobs_and_entropies(
     The entropy's derivative by the hidden state, -(p (log p + entropy)) @ weight / temperature, is computed in the
     same pass, so memory is twice [N, H].
     """
-    result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden, weight, tokens, temperature, True)  # type: ignore[no-untyped-call]
+    result: tuple[Tensor, Tensor] = _TokenLogprobs.apply(hidden, weight, tokens, temperature, "entropy")  # type: ignore[no-untyped-call]
     return result
 
 
@@ -55,8 +63,10 @@ def chunk_rows(vocab_size: int, device: torch.device) -> int:
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0913  # autograd passes them by position
-        ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float, with_entropy: bool
+        ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float, beside: str
     ) -> tuple[Tensor, Tensor]:
+        """beside: the second result: `entropy`, `best` (as of `token_logprobs_and_ranks`) or `nothing`."""
+        with_entropy = beside == "entropy"
         wanted = ctx.needs_input_grad[0]
         rows = chunk_rows(weight.shape[0], weight.device)
         working = weight.to(working_dtype(weight))
@@ -68,6 +78,8 @@ class _TokenLogprobs(torch.autograd.Function):
             scaled = _logits(part, working).div_(temperature)
             log_softmax = torch.log_softmax(scaled, dim=-1)
             parts.append(log_softmax.gather(1, wished[:, None]).squeeze(1))
+            if beside == "best":
+                entropies.append((parts[-1] >= log_softmax.amax(-1)).to(parts[-1].dtype))
             if with_entropy:
                 entropies.append(_entropy(log_softmax))
                 if wanted:

@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _OF_SAMPLES = LossSums().metrics().keys() - {"loss", "tokens", "sequences"}
 """Metrics that compare policies, or are those of sampled tokens."""
+_HELD_OUT = ("tokens", "loss", "best")
 _MAX_LOSS = 700.0
 """Nats whose exponential is a finite float."""
 
@@ -96,6 +97,10 @@ class Learner:
         """Of the micro-batches since the last update."""
         self._updated = LossSums()
         """Of the step's updates so far."""
+        self._num_best = 0.0
+        """Number of the step's demonstrated tokens that were the most probable ones when they were computed."""
+        self._held_out = dict.fromkeys(_HELD_OUT, 0.0)
+        """Sums over the step's held-out demonstrated tokens."""
         self._norms: list[float] = []
         """Of the gradients of the step's updates."""
         self._work: Counter[str] = Counter()
@@ -229,6 +234,21 @@ class Learner:
         """Call `accumulate`; if the device has no memory for it, drop the gradients so far and return None."""
         return self._try(lambda: self.accumulate(rows, proximal))
 
+    def try_measure_held_out(self, rows: Sequence[Row]) -> bool | None:
+        """Add the loss of demonstrations that are not trained to the step's metrics, under the present parameters.
+
+        If the device has no memory for it, drop the whole step so far and return None.
+        """
+        return self._try(lambda: self._measure_held_out(rows))
+
+    def _measure_held_out(self, rows: Sequence[Row]) -> bool:
+        batch = collate(rows)
+        with deterministic(self._training.is_deterministic), torch.no_grad():
+            logprobs, best = self._model.logprobs_and_ranks(self._adapter, batch, self._temperature)
+        sums = len(logprobs), -logprobs.double().sum().item(), best.sum().item()
+        self._held_out = {name: self._held_out[name] + value for name, value in zip(_HELD_OUT, sums, strict=True)}
+        return True
+
     def kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64]:
         """Return the sum of log(mu / reference) over each trajectory's tokens in these rows, [num_trajectories].
 
@@ -310,7 +330,9 @@ class Learner:
         - segment_tokens: total length of the segments, which is larger where prefixes are shared.
         - microbatch_tokens: the step's token budget.
 
-        Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss).
+        Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss), and
+        token_accuracy: share of the tokens that were the most probable ones, under the same parameters as the loss. If held-out
+        demonstrations were measured, held_out_loss and held_out_token_accuracy, over all of their tokens.
         Args and Raises as `update`.
         """
         self.update(number, num_groups)
@@ -327,6 +349,10 @@ class Learner:
             del metrics["teacher_kl"]
         if self._loss.is_likelihood:
             metrics = {name: value for name, value in metrics.items() if name not in _OF_SAMPLES}
+            metrics["token_accuracy"] = self._num_best / max(1, self._updated.num_tokens)
+            if num_held_out := self._held_out["tokens"]:
+                metrics["held_out_loss"] = self._held_out["loss"] / num_held_out
+                metrics["held_out_token_accuracy"] = self._held_out["best"] / num_held_out
             metrics["perplexity"] = math.exp(min(metrics["loss"], _MAX_LOSS))
         metrics["learning_rate"] = self._rate(number)
         if norms or not self._norms:
@@ -403,6 +429,10 @@ class Learner:
         """Return the logprobs of the batch's tokens, and their entropies if the loss has an entropy term."""
         if self._loss.entropy_coefficient:
             return self._model.logprobs_and_entropies(self._adapter, batch, self._temperature)
+        if self._loss.is_likelihood:
+            logprobs, best = self._model.logprobs_and_ranks(self._adapter, batch, self._temperature)
+            self._num_best += best.sum().item()
+            return logprobs, None
         return self._model.logprobs(self._adapter, batch, self._temperature), None
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
@@ -424,6 +454,8 @@ class Learner:
         self._adapter.drop_gradients()
         self._sums = LossSums()
         self._updated = LossSums()
+        self._num_best = 0.0
+        self._held_out = dict.fromkeys(_HELD_OUT, 0.0)
         self._norms = []
         self._work = Counter()
 

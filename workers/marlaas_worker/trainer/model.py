@@ -26,7 +26,13 @@ from marlaas_worker.devices import uses_gpu
 from marlaas_worker.trainer.architecture import check_head, example, shares_prefixes
 from marlaas_worker.trainer.batching import MicroBatch, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
-from marlaas_worker.trainer.head import in_float32, precise_token_logprobs, token_logprobs, token_logprobs_and_entropies
+from marlaas_worker.trainer.head import (
+    in_float32,
+    precise_token_logprobs,
+    token_logprobs,
+    token_logprobs_and_entropies,
+    token_logprobs_and_ranks,
+)
 from marlaas_worker.trainer.lean_layers import replace_layers
 from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, TargetUnknown, adapt_layers, new_adapter
 from marlaas_worker.trainer.memory import LayerRecompute, free_memory, memory_errors
@@ -164,6 +170,14 @@ class BaseModel:
         with memory_errors(batch), self._recomputing(batch):
             before = self._before(adapter, batch)
             return token_logprobs_and_entropies(before, self._head.weight, self._tensor(batch.targets), temperature)
+
+    def logprobs_and_ranks(
+        self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return `logprobs`, and whether each token is the most probable one [N]. Raises OutOfMemory."""
+        with memory_errors(batch), self._recomputing(batch):
+            before = self._before(adapter, batch)
+            return token_logprobs_and_ranks(before, self._head.weight, self._tensor(batch.targets), temperature)
 
     @torch.no_grad()
     def precise_logprobs(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:

@@ -6,7 +6,7 @@ and raise `TrajectoryInvalid`: no turn is skipped, and no token that another pol
 
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.messages import Ending, GroupReady, StopReason, TrajectoryRef, Turn
-from marlaas_api.names import SCORES
+from marlaas_api.names import SCORES, is_measured
 from marlaas_api.wire import unpack_ids, unpack_logprobs
 
 MAX_CONCURRENT_READS = 32
@@ -98,6 +98,22 @@ class Trajectory:
         own = (self.turns[leaf] for leaf in self.leaves if leaf not in self.untrained)
         cut = (turn.stop_reason in (StopReason.LENGTH, StopReason.CONTEXT) for turn in own)
         return self.ending is Ending.MAX_TURNS or any(cut)
+
+
+def held_out_apart(members: Sequence[Trajectory], num_agents: int) -> tuple[list[Trajectory], list[Trajectory]]:
+    """Divide demonstrated trajectories into what is trained, and the held-out demonstrations that are measured with it.
+
+    num_agents: of the job.
+    """
+    trained = [_part(member, num_agents, measured=False) for member in members]
+    held_out = (_part(member, num_agents, measured=True) for member in members)
+    return trained, [member for member in held_out if member.leaves]
+
+
+def _part(member: Trajectory, num_agents: int, *, measured: bool) -> Trajectory:
+    leaves = tuple(leaf for leaf in member.leaves if is_measured(leaf, num_agents) is measured)
+    turns = {number: turn for number, turn in member.turns.items() if is_measured(number, num_agents) is measured}
+    return replace(member, leaves=leaves, turns=turns)
 
 
 async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Trajectory]:

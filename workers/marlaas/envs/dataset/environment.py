@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from marlaas.environment import Agents, Message, Play, Score, Task
+from marlaas.envs import data_digest
 from marlaas.envs.dataset.fields import Fields
 from marlaas.envs.dataset.index import indexed
 from marlaas.envs.dataset.judge import player
@@ -17,10 +18,11 @@ from marlaas_api.errors import InvalidInput
 
 
 class Dataset:
-    """Tasks from the rows of files or of a data set of the Hugging Face hub, in one turn each.
+    """Tasks from the rows of files, of objects of a bucket, or of a data set of the Hugging Face hub, in one turn each.
 
     Args:
-        source: {files: "data/*.jsonl"} (.jsonl, .csv, .parquet; .gz), or {hub: org/name, config, split, revision}.
+        source: {files: "data/*.jsonl"} (.jsonl, .csv, .parquet; .gz), {s3: "s3://bucket/*.jsonl"}, or {hub: org/name, config, split,
+            revision}.
         rewards: list of parts, each with a weight: math, answer, format, code, python, judge, cosine, shorter, group. Absent: replies are
             not scored.
         prompt: list of {role, content}; content is a Jinja template of the row's columns.
@@ -28,7 +30,7 @@ class Dataset:
             and no part of the prompt.
         truth: Jinja template of the right answer.
         completion: Jinja template of the demonstrated reply to prompt, for supervised fine-tuning.
-        held_out: {share: 0.1}, {files: …} or {split: test}; absent: one row in eight, by a hash of its prompt. With {share: 1} nothing is
+        held_out: {share: 0.1}, {files: …}, {s3: …} or {split: test}; absent: one row in eight, by a hash of its prompt. With {share: 1} nothing is
             trained.
     """
 
@@ -56,6 +58,7 @@ class Dataset:
         self.rewards = Rewards(self.settings) if self.settings.rewards else None
         self.tasks = tasks_of(self.settings)
         self.notes = notes_of(self.tasks)
+        self.data_digest = data_digest(one.sha256 for one in self.tasks.files())
 
         if self.rewards is not None and self.rewards.compares:
             self.score_group = self._score_group
@@ -126,7 +129,7 @@ def _rows(source: Source, fields: Fields, *loc: str) -> Rows:
     try:
         return Rows([indexed(file, fields) for file in files_of(source, *loc)], fields)
     except InvalidRows as error:
-        error.loc = (*loc, *(("files",) if source.files is not None else ()))
+        error.loc = (*loc, *(name for name in ("files", "s3") if getattr(source, name) is not None))
         raise
 
 

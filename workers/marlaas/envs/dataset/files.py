@@ -18,14 +18,22 @@ _STAMP = "stamps"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a source. suffix: its kind, without that of compression."""
+    """One file of a source. suffix: its kind, without that of compression. url: of the object of which it is a copy; empty: of none."""
 
     path: Path
     suffix: str
     is_gzip: bool
+    url: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Where the content comes from: a URL, or an absolute path."""
+        return self.url or str(self.path)
 
     def __str__(self) -> str:
-        """The path for people: relative if it is below the working directory."""
+        """The origin for people: a path is relative if it is below the working directory."""
+        if self.url:
+            return self.url
         here = Path.cwd()
         return str(self.path.relative_to(here) if self.path.is_relative_to(here) else self.path)
 
@@ -43,7 +51,7 @@ def find(patterns: Sequence[str], *loc: str | int) -> tuple[DataFile, ...]:
         if not files:
             raise InvalidArgument(f"no file matches {Path(given).absolute()}", *loc)
         for path in files:
-            found.setdefault(path, _data_file(path, *loc))
+            found.setdefault(path, data_file(path, *loc))
     return tuple(found.values())
 
 
@@ -56,14 +64,15 @@ def _located(pattern: str) -> str:
     return mounted if glob.glob(mounted, recursive=True) else pattern  # noqa: PTH207
 
 
-def _data_file(path: Path, *loc: str | int) -> DataFile:
+def data_file(path: Path, *loc: str | int, url: str = "") -> DataFile:
+    """Return a file as one of a source. url: see `DataFile`. Raises InvalidArgument: it is of an unknown kind."""
     is_gzip = path.suffix == ".gz"
     suffix = Path(path.stem).suffix if is_gzip else path.suffix
     if suffix not in SUFFIXES or (is_gzip and suffix == ".parquet"):
         raise InvalidArgument(
-            f"{path} is not {', '.join(SUFFIXES)}, {', '.join(f'{s}.gz' for s in SUFFIXES[:2])}", *loc
+            f"{url or path} is not {', '.join(SUFFIXES)}, {', '.join(f'{s}.gz' for s in SUFFIXES[:2])}", *loc
         )
-    return DataFile(path, suffix, is_gzip)
+    return DataFile(path, suffix, is_gzip, url)
 
 
 def digest(file: DataFile) -> str:

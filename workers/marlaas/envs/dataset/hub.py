@@ -1,16 +1,19 @@
 """Gateway to data sets of the Hugging Face hub: its local cache first, then a download, and which files are a split."""
 
+import contextlib
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from marlaas.envs.dataset.files import SUFFIXES
-from marlaas.envs.dataset.problems import InvalidArgument
+from marlaas.envs.dataset.problems import InvalidArgument, SourceSilent, SourceUnavailable
 from marlaas.envs.dataset.settings import Source
+from marlaas.models.hub import disk_error, is_offline, status_of, token_wanted
 
 _README, _MAIN = "README.md", "main"
 
@@ -18,14 +21,15 @@ _README, _MAIN = "README.md", "main"
 def split_files(source: Source, *loc: str | int) -> tuple[list[str], str]:
     """Return the files of a split, and the commit of the data set. Other splits are not downloaded.
 
-    loc: of the source below `args`. Raises InvalidArgument: the data set or the split cannot be found.
+    loc: of the source below `args`. Raises InvalidArgument: the data set or the split cannot be found; SourceUnavailable: the hub
+    refuses, or (SourceSilent) does not answer.
     """
     folder = _folder(source, [_README], *loc)
     patterns = _patterns(folder, source)
-    if patterns and not (found := _matching(folder, patterns)):
-        folder = _folder(source, patterns, *loc, from_cache=False)
-        found = _matching(folder, patterns)
-    if not patterns or not found:
+    if patterns:
+        folder = _folder(source, patterns, *loc)
+    found = _matching(folder, patterns)
+    if not found:
         raise InvalidArgument(
             f"data set {source.hub} has no files {', '.join(SUFFIXES)} of config {source.config or 'default'!r} and split {_name(source)!r}; "
             f"it has {', '.join(sorted(_configs(folder))) or 'no configs in its README.md'}",
@@ -34,28 +38,53 @@ def split_files(source: Source, *loc: str | int) -> tuple[list[str], str]:
     return [str(folder / one) for one in found], folder.name
 
 
-def _folder(source: Source, patterns: Sequence[str], *loc: str | int, from_cache: bool = True) -> Path:
-    """Return the data set's folder with these files. from_cache: make no request if the cache has the data set."""
+def _folder(source: Source, patterns: Sequence[str], *loc: str | int) -> Path:
+    """Return the data set's folder with these files. No request is made if the cache has all of them: the client knows which there are."""
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import close_session, snapshot_download
     except ImportError as error:
         raise InvalidArgument(
             f"a data set of the hub needs the Python package {error.name}: pip install 'marlaas[worker]'", *loc
         ) from None
     name, revision = str(source.hub), source.revision or _MAIN
-    if from_cache:
-        try:
-            return Path(snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
-        except (OSError, ValueError):
-            pass  # it was never fetched
+    download = partial(snapshot_download, name, repo_type="dataset", revision=revision, allow_patterns=list(patterns))
+    with contextlib.suppress(OSError, ValueError):  # files were never fetched
+        return Path(download(local_files_only=True))
     try:
-        return Path(snapshot_download(name, repo_type="dataset", revision=revision, allow_patterns=list(patterns)))
+        return Path(download())
     except Exception as error:
-        text = " ".join(str(error).split())
-        raise InvalidArgument(
-            f"data set {source.hub} at revision {revision!r} is not in the hub's cache and cannot be fetched: {text:.300}",
-            *loc,
-        ) from None
+        raise _explained(error, source, *loc) from None
+    finally:
+        close_session()  # episodes are forked from this process, and would share its connections
+
+
+def _explained(error: Exception, source: Source, *loc: str | int) -> InvalidArgument:
+    """Return an error of the hub's client, which has repeated what may pass, as a sentence."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    name, revision, status = f"data set {source.hub}", source.revision or _MAIN, status_of(error)
+    if isinstance(error, GatedRepoError):
+        gated = f"{name} is gated on the hub: accept its terms on its page, then {token_wanted()}"
+        return SourceUnavailable(gated, *loc)
+    if isinstance(error, RevisionNotFoundError):
+        return InvalidArgument(
+            f"{name} has no revision {revision!r} on the hub; give a branch, a tag or a commit", *loc
+        )
+    if isinstance(error, RepositoryNotFoundError) and status == 404:
+        return InvalidArgument(f"the hub has no {name}: check the name, and if it is private, {token_wanted()}", *loc)
+    if status in (401, 403):
+        refused = f"the hub denies access to {name}, or has none of this name (it answers {status})"
+        return SourceUnavailable(f"{refused}: check the name, and {token_wanted()}", *loc)
+    if (on_disk := disk_error(error)) is not None:
+        return InvalidArgument(str(on_disk), *loc)
+    text = f"{name} at revision {revision!r} is not in the hub's cache and cannot be fetched"
+    if is_offline():
+        how = "HF_HUB_OFFLINE forbids downloads: unset it, or copy the cache of another machine"
+        return InvalidArgument(f"{text}, because {how}", *loc)
+    why = f"answers {status}" if status is not None else "does not answer"
+    how = "connect this machine to the network, or set HF_ENDPOINT to a hub that it can reach"
+    more = "in a cluster, environment.egress must allow it"
+    return SourceSilent(f"{text}: the hub {why}; {how}; {more}", *loc)
 
 
 def _name(source: Source) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from marlaas.environment_types import ServiceFailed
 from marlaas_api.errors import InvalidInput
 
 MAX_TOLD = 5
@@ -18,6 +19,14 @@ class InvalidArgument(InvalidInput):
         place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).lstrip(".")
         super().__init__(f"{place}: {text}" if place else text)
         self.loc, self.problems = loc, [text]
+
+
+class SourceUnavailable(InvalidArgument, ServiceFailed):
+    """The service that holds the rows refuses. A check reports it; in a sandbox, it is a fault of the infrastructure."""
+
+
+class SourceSilent(SourceUnavailable):
+    """The service that holds the rows does not answer, or has an error of its own. A check reports it; a sandbox waits for it."""
 
 
 class RowProblem(Exception):

@@ -1,9 +1,10 @@
 """The arguments of the environment `dataset`, as a manifest writes them."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from marlaas.envs.dataset.problems import InvalidArgument
 from marlaas.envs.loading import nearest
@@ -13,7 +14,9 @@ KINDS = ("math", "answer", "format", "code", "python", "judge", "cosine", "short
 RIGHT = ("math", "answer", "code")
 """Kinds that tell a right reply from a wrong one."""
 _LENGTHS = ("cosine", "shorter")
-_SOURCES_NOT_YET = ("pvc", "s3", "configMap")
+_VOLUMES = ("pvc", "configMap")
+OBJECTS = re.compile(r"s3://(?P<bucket>[\w.-]+)/(?P<key>.+)")
+"""URL of objects; the key may be a pattern."""
 
 
 class _Settings(BaseModel):
@@ -31,14 +34,26 @@ def _bounds(value: object) -> object:
 Files = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
+def _of_bucket(urls: tuple[str, ...]) -> tuple[str, ...]:
+    for url in urls:
+        if OBJECTS.fullmatch(url) is None:
+            raise ValueError(f"{url!r:.80} is no s3://BUCKET/KEY; the key may have the patterns *, ** and ?")
+    return urls
+
+
+Objects = Annotated[Files, AfterValidator(_of_bucket)]
+
+
 class Source(_Settings):
-    """Where rows come from: files of this machine, or a data set of the Hugging Face hub.
+    """Where rows come from: files of this machine, a data set of the Hugging Face hub, or objects of a bucket.
 
     files: paths or patterns with `*`; a relative one is read from the manifest's folder.
+    s3: URLs, whose keys may be patterns with `*`.
     hub: organisation and name. config, split: of the hub's data set. revision: branch, tag or commit.
     """
 
     files: Files | None = None
+    s3: Objects | None = None
     hub: str | None = Field(None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
     config: str | None = None
     split: str | None = None
@@ -46,27 +61,28 @@ class Source(_Settings):
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if (self.files is None) == (self.hub is None):
-            raise ValueError("give either files or hub")
-        if self.files is not None and (self.config or self.split or self.revision):
-            raise ValueError("config, split and revision are of a hub's data set; files have none")
+        if sum(one is not None for one in (self.files, self.hub, self.s3)) != 1:
+            raise ValueError("give one of files, hub and s3")
+        if self.hub is None and (self.config or self.split or self.revision):
+            raise ValueError("config, split and revision are of a hub's data set; files and objects have none")
         return self
 
 
 class HeldOut(_Settings):
-    """The held-out rows: another split of the hub's data set, other files, or a share of the rows.
+    """The held-out rows: another split of the hub's data set, other files or objects, or a share of the rows.
 
     share: of the rows, by a hash of the prompt; 1 holds out all rows.
     """
 
     split: str | None = None
     files: Files | None = None
+    s3: Objects | None = None
     share: float | None = Field(None, gt=0, le=1)
 
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if sum(one is not None for one in (self.split, self.files, self.share)) != 1:
-            raise ValueError("give one of split, files and share")
+        if sum(one is not None for one in (self.split, self.files, self.s3, self.share)) != 1:
+            raise ValueError("give one of split, files, s3 and share")
         return self
 
 
@@ -174,7 +190,7 @@ def parsed(args: Mapping[str, Any]) -> Settings:
     """Parse the arguments. Raises InvalidArgument for the first one that is not valid."""
     given = {key: value for key, value in args.items() if value is not None}
     if isinstance(given.get("source"), Mapping):
-        _refuse_later_sources(given["source"])
+        _refuse_volumes(given["source"])
     if isinstance(given.get("rewards"), Sequence):
         given["rewards"] = tuple(_reward(at, one) for at, one in enumerate(given["rewards"]))
     if isinstance(given.get("prompt"), list):
@@ -187,10 +203,11 @@ def parsed(args: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _refuse_later_sources(source: Mapping[str, Any]) -> None:
-    for name in _SOURCES_NOT_YET:
+def _refuse_volumes(source: Mapping[str, Any]) -> None:
+    for name in _VOLUMES:
         if name in source:
-            raise InvalidArgument("not supported yet; use files or hub", "source", name)
+            text = "name it in environment.volumes, and its files below the volume's name in source.files"
+            raise InvalidArgument(text, "source", name)
 
 
 def _reward(at: int, given: object) -> object:
@@ -234,7 +251,9 @@ def _check_together(settings: Settings) -> None:
     if needs_truth and not settings.truth:
         raise InvalidArgument(f"the reward {needs_truth} needs truth, a template such as '{{{{ answer }}}}'", "rewards")
     if settings.held_out is not None and settings.held_out.split is not None and settings.source.hub is None:
-        raise InvalidArgument("this is a split of a hub's data set; for files, use files or share", "held_out", "split")
+        raise InvalidArgument(
+            "this is a split of a hub's data set; for others, use files, s3 or share", "held_out", "split"
+        )
     every = [one.kind for one in settings.rewards]
     if (of_length := next((one for one in every if one in _LENGTHS), None)) and not {*every} & {*RIGHT}:
         raise InvalidArgument(
