@@ -179,7 +179,7 @@ def test_with_a_teacher_one_episode_has_signal_and_candidates_are_turns_as_all_o
     taught = {"algorithm": "distill", "distillation": {"teacher": "teacher"}, "steps": 1, "groupsPerStep": 1}
     agents = [{"name": "policy"}, {"name": "teacher", "trainable": False}]
     job = job_document(spec={"agents": agents, "rollout": {"groupSize": 1}, "training": taught})
-    state = JobState(job, History())
+    state = JobState(job, JobHistory())
     state.take_indices(1, 0)
     choice = Choice(agent="policy", turns=(0, 2), rewards=(0.0, 1.0))
     played = {"leaves": {"policy": (0, 4)}, "choices": (choice,), "may_speak": ("policy",)}
