@@ -76,8 +76,12 @@ class Child:
         with contextlib.suppress(ForkServerLost):
             if not self.ended.done():
                 await self.server.order("kill", self.number)
-        await asyncio.wait({self.ended}, timeout=_END_S)
+        heard = -1
+        while not self.ended.done() and heard != self.server.num_reports:  # On a busy machine many ends take long.
+            heard = self.server.num_reports
+            await asyncio.wait({self.ended}, timeout=_END_S)
         if not self.ended.done():
+            log.warning("the fork server has not reported for %g s: it is killed, with all its episodes", _END_S)
             self.server.kill()
             await asyncio.wait({self.ended})
 
@@ -110,7 +114,10 @@ class ServerProcess(Protocol):
 
 
 class Server:
-    """A running fork server and its children. told, data_digest: what it has reported (`load_report.Loaded`)."""
+    """A running fork server and its children.
+
+    told, data_digest: what it has reported (`load_report.Loaded`). num_reports: of its children's starts and ends, so far.
+    """
 
     def __init__(
         self,
@@ -123,6 +130,7 @@ class Server:
         self.output, self.told, self.data_digest = output, told, data_digest
         self.pids: dict[int, int] = {}
         self.children: dict[int, Child] = {}
+        self.num_reports = 0
         self.lost = asyncio.Event()
         self._process = process
         self._control = control
@@ -178,6 +186,7 @@ class Server:
         self._mark_lost()
 
     def _on_report(self, report: dict[str, Any]) -> None:
+        self.num_reports += 1
         number = int(report["number"])
         if report["report"] == "forked":
             self.pids[number] = int(report["pid"])
