@@ -43,15 +43,14 @@ def test_tensorboard_reads_back_every_figure_at_its_step(document, steps, evalua
     told = events.Tensors(".", "reward/train")
     found = [(event.step, event.wall_time, float(tensor_util.make_ndarray(event.tensor_proto))) for event in told]
     assert sorted(found) == [(1, 100.0, 0.0), (2, 101.0, 0.25)]
-    texts = ("samples", "settings")
-    tables = {tag: [tensor_util.make_ndarray(one.tensor_proto) for one in events.Tensors(".", tag)] for tag in texts}
-    assert {events.SummaryMetadata(".", tag).plugin_data.plugin_name for tag in texts} == {"text"}
+    read = lambda tag: [tensor_util.make_ndarray(one.tensor_proto) for one in events.Tensors(".", tag)]  # noqa: E731
+    assert {events.SummaryMetadata(".", tag).plugin_data.plugin_name for tag in ("samples", "settings")} == {"text"}
     samples = [
         [b"suite", b"task", b"prompt", b"reply", b"reward"],
         [b"", b"    3", b"    reverse: ab", b"    ba", b"    1.0"],
     ]
-    assert [one.tolist() for one in tables["samples"]] == [samples]
-    settings = [dict(one.tolist()) for one in tables["settings"]]
+    assert [one.tolist() for one in read("samples")] == [samples]
+    settings = [dict(one.tolist()) for one in read("settings")]
     assert [one.get(b"    data.sha256") for one in settings] == [None, b"    d1", b"    d1"]
     assert settings[2][b"    training.optimizer.learningRate"] == b"    0.0001"
 

@@ -309,8 +309,7 @@ def test_loss_and_token_accuracy_are_those_of_the_base_model_and_held_out_demons
     for part in (*parts[::2], held_out[0]):
         part.ids[-1] = sampler.logprobs(part.ids.tolist())[-2].argmax()
     learner, alone = learner_of(base, algorithm="sft"), learner_of(base, algorithm="sft")
-    for one in (learner, alone):
-        one.begin()
+    assert not [*learner.begin(), *alone.begin()]
     assert learner.try_measure_held_out([*pack_prefix_tree(held_out, 384, 64)])
     metrics, without = step(learner, parts), step(alone, parts)
     assert [metrics["loss"], metrics["token_accuracy"]] == pytest.approx(expected(parts), abs=1e-5)
