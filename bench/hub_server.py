@@ -1,5 +1,6 @@
-"""As much of the Hugging Face hub as a download of a data set asks for, and its failures; in memory, on 127.0.0.1."""
+"""As much of the Hugging Face hub as a download of a data set and an upload of an adapter ask for, and its failures; in memory, on 127.0.0.1."""
 
+import base64
 import contextlib
 import json
 import threading
@@ -17,14 +18,16 @@ def _row(name: str) -> bytes:
 
 @dataclass
 class Hub:
-    """One private data set, `acme/rows`, with two files of its split `train` and one of `test`.
+    """One private data set, `acme/rows`, with two files of its split `train` and one of `test`; and any number of models of `acme`.
 
-    failures: statuses of the next downloads of a file, by its name; they go before the file. asked: method and last part of each request's path.
+    failures: statuses of the next requests of a file, or of `commit`, by name; they go before the answer. asked: method and last part of each
+    request's path. models: by repository, whether it is private, and its files.
     """
 
     files: dict[str, bytes] = field(default_factory=lambda: {name: _row(name) for name in _FILES})
     failures: dict[str, list[int]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    models: dict[str, tuple[bool, dict[str, bytes]]] = field(default_factory=dict)
     url: str = ""
 
     @property
@@ -38,7 +41,11 @@ class Hub:
 def serving() -> Iterator[Hub]:
     """A hub."""
     hub = Hub()
-    handler = type("OneDataSet", (_Handler,), {"hub": hub, "do_GET": _Handler.serve, "do_HEAD": _Handler.serve})
+    handler = type(
+        "OneDataSet",
+        (_Handler,),
+        {"hub": hub, "do_GET": _Handler.serve, "do_HEAD": _Handler.serve, "do_POST": _Handler.take},
+    )
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -69,6 +76,36 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(content)
+
+    def take(self) -> None:
+        path, content = self.path, self.rfile.read(int(self.headers["Content-Length"]))
+        self.hub.asked.append(f"{self.command} {path}")
+        status = 403 if self.headers.get("Authorization") != f"Bearer {TOKEN}" else 200
+        failures = self.hub.failures.get("commit") if "/commit/" in path else None
+        status = failures.pop(0) if failures else status
+        answer = json.dumps(self._taken(path, content) if status == 200 else {}).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _taken(self, path: str, content: bytes) -> object:
+        *_, owner, name = path.partition("/preupload/")[0].partition("/commit/")[0].split("/")
+        repository = f"{owner}/{name}"
+        if path == "/api/repos/create":
+            asked = json.loads(content)
+            repository = f"{asked['organization']}/{asked['name']}"
+            self.hub.models.setdefault(repository, (asked["visibility"] == "private", {}))
+            return {"url": f"{self.hub.url}/{repository}"}
+        if "/preupload/" in path:
+            files = json.loads(content)["files"]
+            return {"files": [{"path": one["path"], "uploadMode": "regular", "shouldIgnore": False} for one in files]}
+        if "/commit/" in path:
+            lines = [json.loads(line) for line in content.splitlines()]
+            written = {one["value"]["path"]: one["value"]["content"] for one in lines if one["key"] == "file"}
+            self.hub.models[repository][1].update({key: base64.b64decode(text) for key, text in written.items()})
+            return {"commitUrl": f"{self.hub.url}/{repository}/commit/{COMMIT}", "commitOid": COMMIT}
+        return {}
 
     def _answer(self, path: str, name: str) -> tuple[int, bytes]:
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":

@@ -96,6 +96,12 @@ COMMANDS = {
         "plot",
         "marlaas plot runs/first runs/second --out both.html",
     ),
+    "push": Command(
+        "Upload an adapter to the Hugging Face hub, with a model card.",
+        "marlaas.cli.push",
+        "push",
+        "marlaas push runs/first --job reverse OWNER/reverse-lora",
+    ),
     "usage": Command(
         "Show the tokens, seconds and bytes that jobs and tenants used.",
         "marlaas.cli.usage",

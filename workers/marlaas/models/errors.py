@@ -38,3 +38,7 @@ class CacheFull(ModelError):
 
 class HubUnavailable(ModelError):
     """The hub does not answer, and the model was not fetched before."""
+
+
+class UploadRefused(ModelError):
+    """The hub does not take an upload to this repository."""

@@ -1,12 +1,20 @@
-"""Gateway to the Hugging Face hub: downloads, the hub's local cache, and errors as sentences."""
+"""Gateway to the Hugging Face hub: downloads, uploads, the hub's local cache, and errors as sentences."""
 
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from marlaas.models.errors import CacheFull, CacheUnusable, HubUnavailable, MissingPackage, ModelError, UnknownModel
+from marlaas.models.errors import (
+    CacheFull,
+    CacheUnusable,
+    HubUnavailable,
+    MissingPackage,
+    ModelError,
+    UnknownModel,
+    UploadRefused,
+)
 
 ATTEMPTS = 4
 _FILES = ["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
@@ -48,6 +56,68 @@ def cached(repository: str, revision: str) -> Path | None:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=True))
     except (ImportError, OSError, ValueError):
         return None
+
+
+def upload(
+    repository: str, files: Mapping[str, Path | bytes], *, is_private: bool, pause: Callable[[float], None] = time.sleep
+) -> str:
+    """Write files into a hub repository of a model in one commit, and return its address. Makes the repository if it does not exist.
+
+    Transient errors are retried as in `fetch`; a commit that a lost answer made twice has no further effect. files: by their name.
+
+    Raises:
+        UploadRefused: the token may not write there, or the name is none of a repository.
+        HubUnavailable: the hub does not answer.
+        MissingPackage: the hub's client is not installed.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _upload(repository, files, is_private)
+        except ImportError as error:
+            raise MissingPackage(f"{repository} cannot be written", error) from error
+        except Exception as error:
+            if attempt == ATTEMPTS or not _may_be_written(error):
+                raise _refused(error, repository, attempt) from error
+            pause(_FIRST_PAUSE_S * 2 ** (attempt - 1))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _upload(repository: str, files: Mapping[str, Path | bytes], is_private: bool) -> str:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    api = HfApi()
+    api.create_repo(repository, private=is_private, exist_ok=True)
+    operations = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=content if isinstance(content, bytes) else str(content))
+        for name, content in files.items()
+    ]
+    api.create_commit(repository, operations, commit_message="Adapter trained with MARLaaS")
+    return f"{api.endpoint}/{repository}"
+
+
+def _may_be_written(error: Exception) -> bool:
+    """Return whether a retry of an upload may succeed: the hub gave no answer, or one that it may not give again."""
+    status = status_of(error)
+    return status in _LATER if status is not None else not (is_offline() or isinstance(error, ValueError))
+
+
+def _refused(error: Exception, repository: str, attempts: int) -> ModelError:
+    status = status_of(error)
+    if isinstance(error, ValueError) and status is None:
+        return UploadRefused(f"{repository} is no name of a repository: give OWNER/NAME ({error})")
+    if status in (401, 403):
+        return UploadRefused(
+            f"the hub does not let this token write to {repository}: check the owner, then run `hf auth login` or set HF_TOKEN to a token that may write"
+        )
+    if status is not None and status not in _LATER:
+        return UploadRefused(f"the hub refuses {repository} ({status}): {error}")
+    if is_offline():
+        return HubUnavailable(f"{repository} cannot be written: HF_HUB_OFFLINE forbids it; unset it")
+    why = f"it answers {status}" if status is not None else "it does not answer"
+    return HubUnavailable(
+        f"{repository} cannot be written ({why}, after {attempts} attempts): connect this machine to the network, or set HF_ENDPOINT to a hub "
+        "that it can reach"
+    )
 
 
 def _download(repository: str, revision: str) -> Path:

@@ -1,0 +1,76 @@
+"""`marlaas push`: which adapter is uploaded, and what its model card says."""
+
+import json
+
+import pytest
+import yaml
+from bench import hub_server
+from huggingface_hub import constants
+from tests.cli.conftest import invoke
+from tests.cli.test_tools import leave
+from tests.harness import a_step, identity, job_document
+
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import EvalRecord
+
+ARGS = {"source": {"hub": "acme/rows"}, "prompt": "a | b"}
+SPEC = {"environment": {"name": "dataset", "args": ARGS}, "training": {"algorithm": "grpo", "steps": 2}}
+JOBS = [job_document(name, uid=name, namespace="a", spec=SPEC) for name in ("one", "none")]
+
+
+def adapter(folder, base="acme/base"):
+    folder.mkdir(parents=True)
+    config = {"base_model_name_or_path": base, "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.fixture
+def out(tmp_path):
+    """Job `one` has two steps, two evaluations, a curve and an adapter; job `none` has none."""
+    folder = leave(tmp_path / "out", jobs=JOBS).job(JOBS[0].ref)
+    adapter(folder / "adapter")
+    (folder / "curve.png").write_bytes(b"curve")
+    (folder / "steps.jsonl").write_text("".join(f"{a_step(JOBS[0], n).model_dump_json()}\n" for n in range(2)))
+    body = {"at": 1.0, "num_episodes": 8, "metrics": {"exact": 0.5}}
+    evals = [EvalRecord(**identity(JOBS[0]), **body, step=n, version=n, reward_mean=0.25 + n / 4) for n in (0, 2)]
+    (folder / "evals.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in evals))
+    return tmp_path / "out"
+
+
+def test_a_runs_adapter_is_uploaded_with_curve_and_card(out, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    with hub_server.serving() as hub:
+        for name, value in hub.constants.items():
+            monkeypatch.setattr(constants, name, value)
+        result = invoke("push", str(out), "acme/lora", "--job", "one")
+        assert (result.exit_code, result.stdout) == (0, f"{hub.url}/acme/lora\n")
+        is_private, files = hub.models["acme/lora"]
+    assert is_private
+    assert files.keys() == {"adapter_config.json", "adapter_model.safetensors", "curve.png", "README.md"}
+    head, _, text = files["README.md"].decode().removeprefix("---\n").partition("---\n")
+    known = yaml.safe_load(head)
+    assert (known["base_model"], known["tags"]) == ("acme/base", ["lora", "marlaas", "grpo"])
+    assert (known["library_name"], known["datasets"]) == ("peft", ["acme/rows"])
+    for line in ("| reward | 0.25 → 0.75 |", "| exact | 0.50 → 0.50 |", "![Reward by step](curve.png)", "# a/one"):
+        assert f"{line}\n" in text
+    assert 'from_pretrained("acme/lora")' in text
+    assert '"a \\| b"' in text, "a bar does not end a cell"
+
+
+def test_a_folder_of_an_adapter_keeps_a_card_of_its_own_and_what_is_missing_is_said(out, tmp_path):
+    folder = adapter(tmp_path / "fetched", base="/models/tiny")
+    card = invoke("push", str(folder), "acme/lora", "--card").stdout
+    assert "# lora\n" in card
+    assert "base_model" not in card, "a folder of this machine is no base model of others"
+    (folder / "README.md").write_text("mine")
+    assert invoke("push", str(folder), "acme/lora", "--card").stdout == "mine\n"
+    for options, words in (
+        ((), "choose one with --job a/one or --job a/none"),
+        (("--job", "none"), "a/none has no adapter in"),
+        (("--job", "one", "--agent", "critic"), "no adapter of agent critic; agents with an adapter: policy"),
+    ):
+        error = invoke("push", str(out), "acme/lora", *options).exception
+        assert isinstance(error, InvalidInput)
+        assert words in str(error)

@@ -1,0 +1,94 @@
+"""Model card of an adapter: what a hub and its readers need to know of it, from the records of its run."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+
+from marlaas.local.curves import CURVE_FILE
+from marlaas.local.records import OpenedJob
+from marlaas.local.table import number
+
+FORMAT = "library_name: peft\npipeline_tag: text-generation"
+
+
+def plain_card(repository: str, config: Mapping[str, object]) -> str:
+    """Return the card of an adapter of which only its PEFT configuration is known. repository: its name on the hub."""
+    return _card(repository, repository.rpartition("/")[2], config, [], "")
+
+
+def job_card(repository: str, job: OpenedJob, agent: str, config: Mapping[str, object]) -> str:
+    """Return the card of an agent's adapter with its training and evaluations. config: of PEFT. Raises InvalidInput, as the records."""
+    spec = job.document.spec
+    title = f"{job.name}, agent {agent}" if len(spec.agents) > 1 else job.name
+    own = "\n".join(("", "## Training", "", *_table("setting", _settings(job)), "", *_evaluations(job)))
+    return _card(
+        repository,
+        title,
+        config,
+        [f"tags: {json.dumps(['lora', 'marlaas', spec.training.algorithm])}", *_data_sets(job)],
+        own,
+    )
+
+
+def base_of(config: Mapping[str, object]) -> str:
+    """Return the id of the base model on the hub; empty if the adapter names a folder of one machine."""
+    base = str(config.get("base_model_name_or_path") or "")
+    return "" if PurePath(base).is_absolute() or base.startswith(".") else base
+
+
+def _card(repository: str, title: str, config: Mapping[str, object], head: list[str], own: str) -> str:
+    base = base_of(config)
+    shown = f"[{base}](https://huggingface.co/{base})" if base else "a base model that is on no hub"
+    return "\n".join(
+        (
+            *("---", *([f"base_model: {base}"] if base else []), FORMAT, *head, "---", "", f"# {title}", ""),
+            f"A LoRA adapter (rank {config.get('r')}, alpha {config.get('lora_alpha')}) of {shown}, trained with MARLaaS.",
+            *own.splitlines(),
+            *("", "## Use", "", "```python", "from peft import AutoPeftModelForCausalLM", ""),
+            *(f'model = AutoPeftModelForCausalLM.from_pretrained("{repository}")', "```", ""),
+        )
+    )
+
+
+def _data_sets(job: OpenedJob) -> list[str]:
+    """Return the line that names the data set of the hub from which the tasks came."""
+    source = job.document.spec.environment.args.get("source")
+    found = source.get("hub") if isinstance(source, dict) else None
+    return [f"datasets: {json.dumps([found])}"] if isinstance(found, str) else []
+
+
+def _settings(job: OpenedJob) -> Iterator[tuple[str, str]]:
+    spec, steps = job.document.spec, job.steps()
+    training = spec.training
+    yield "environment", f"`{spec.environment.name}`"
+    if spec.environment.args:
+        yield "arguments", f"`{json.dumps(spec.environment.args, sort_keys=True, default=str)}`"
+    yield (
+        "algorithm",
+        f"{training.algorithm}, {len(steps)} steps of {training.groups_per_step} groups of {spec.group_size}",
+    )
+    yield "learning rate", f"{training.optimizer.learning_rate:g}"
+    yield "staleness", f"at most {training.max_staleness} versions"
+    yield "reply", f"at most {spec.rollout.max_tokens} tokens, temperature {spec.rollout.temperature:g}"
+    yield "seed", str(job.document.seed)
+    digests = sorted({digest for step in steps for digest in step.plays.data_digests})
+    if digests:
+        yield "SHA-256 of the data", ", ".join(f"`{one}`" for one in digests)
+
+
+def _evaluations(job: OpenedJob) -> list[str]:
+    """Return a table of the first and the last evaluation: reward, suites and metrics."""
+    evals = job.evals()
+    if not evals:
+        return []
+    first, last = evals[0], evals[-1]
+    figures = [{"reward": one.reward_mean} | one.suite_figures() | one.metrics for one in (first, last)]
+    rows = [(name, " → ".join(number(one.get(name)) for one in figures)) for name in figures[1]]
+    told = f"Held-out tasks, before training and after step {last.step}."
+    curve = ["", f"![Reward by step]({CURVE_FILE})"] if (job.folder / CURVE_FILE).exists() else []
+    return ["## Evaluation", "", told, "", *_table("figure", rows), *curve]
+
+
+def _table(first: str, rows: "Iterator[tuple[str, str]] | list[tuple[str, str]]") -> list[str]:
+    escaped = [(name, text.replace("|", "\\|").replace("\n", " ")) for name, text in rows]
+    return [f"| {first} | |", "|---|---|", *(f"| {name} | {text} |" for name, text in escaped)]
