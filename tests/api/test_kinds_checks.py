@@ -36,11 +36,12 @@ def _told(problems: Iterable[object]) -> list[str]:
     return [str(problem) for problem in problems]
 
 
+SHORT = ModelPool.model_validate(objects.pool("short", rollout={"maxModelLen": 256}))
 CHECKS = {
     "misfits": checks.check_fit,
     "unsupported": lambda job, pool: checks.check_supported(job),
     "local": lambda job, pool: [*checks.check_local(job), *checks.check_local_pool(pool)],
-    "remarks": lambda job, pool: checks.remarks(job, [pool]),
+    "remarks": lambda job, pool: checks.remarks(job, [pool, SHORT]),
 }
 """Specs that no pool can run, fields that this version does not implement, fields for clusters only, and probable mistakes."""
 

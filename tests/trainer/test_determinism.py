@@ -28,6 +28,7 @@ def refused():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_deterministic_step_uses_no_operation_that_torch_refuses_then(base, algorithm, terms):
     own = {} if algorithm == "sft" else terms
+    own |= {"distillation": {"teacher": "teacher"}} if algorithm == "distill" else {}
     learner = learner_of(base, algorithm=algorithm, maxStaleness=1, deterministic=True, **own)
     learner.begin()
     with Operations(has_numbers=True) as seen:

@@ -151,16 +151,17 @@ def _window(job: RLJob, pools: Mapping[str, ModelPool]) -> Iterator[Problem]:
     spec, distillation = job.spec, job.spec.training.distillation
     names = {agent.name: spec.pool_of(agent) for agent in spec.agents}
     theirs = pools.get(names.get(distillation.teacher, "")) if distillation is not None else None
-    for agent in spec.agents if theirs is not None else ():
-        own = pools.get(names[agent.name])
-        if agent.trainable and theirs is not None and own is not None:
-            most, longest = theirs.spec.rollout.max_model_len, own.spec.rollout.max_model_len
-            if most < longest:
-                yield Problem(
-                    ("spec", "training", "distillation", "teacher"),
-                    f"maxModelLen is {most} in {_named(job, theirs)} and {longest} in {_named(job, own)}: tokens beyond the teacher's context are "
-                    "not trained",
-                )
+    if theirs is None:
+        return
+    most = theirs.spec.rollout.max_model_len
+    for name in dict.fromkeys(names[agent.name] for agent in spec.agents if agent.trainable):
+        own = pools.get(name)
+        if own is not None and most < (longest := own.spec.rollout.max_model_len):
+            yield Problem(
+                ("spec", "training", "distillation", "teacher"),
+                f"maxModelLen is {most} in {_named(job, theirs)} and {longest} in {_named(job, own)}: tokens beyond the teacher's context are "
+                "not trained",
+            )
 
 
 def cluster_remarks(job: RLJob) -> Iterator[Problem]:

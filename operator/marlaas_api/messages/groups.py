@@ -17,7 +17,7 @@ class GroupOutcome(StrEnum):
     """The use of a complete group for the training of one agent.
 
     FLAT: every member has the same reward, so there is no advantage. FAULTED: fewer than two members are without a fault, or none if
-    rewards are compared with a running mean (`training.baseline`). UNCALLED: in fewer than two of these, or none with a running
+    rewards are compared with a running mean (`training.baseline`) or a teacher gives the advantages. UNCALLED: in fewer than two of these, or none with a running
     mean, the agent has taken a turn. FROZEN: the agent is not trained.
     """
 
@@ -66,7 +66,7 @@ class GroupReady(JobMessage):
     index: int
     version: int
     trajectories: tuple[TrajectoryRef, ...]
-    """At least two, or at least one with a running mean (`training.baseline`)."""
+    """At least two, or at least one with a running mean (`training.baseline`) or a teacher."""
     faults: dict[str, int] = Field(default_factory=dict)
     """By class, the same for every agent."""
     usage: UsageAmounts = UsageAmounts()

@@ -141,13 +141,14 @@ class Generation:
         self, request: GenerateRequest, served: JobAgent, job: ServedJob, adapter: AdapterRef, stage: RequestStage
     ) -> Turn:
         """Record the logprobs of another agent's tokens under this one. Each segment is one prompt of the engine."""
+        stage.enter("the turns that it scores were being read")
         lineage, own = await self.log.scored(request), await self.tokenizers.vocabulary()
         require_vocabulary(lineage, own, request.agent)
-        room, num_preemptions = self.engine.limits.max_model_len, self.policies.num_preemptions(request.ref)
+        window, num_preemptions = self.engine.limits.max_model_len, self.policies.num_preemptions(request.ref)
         found = []
         for segment in segments(lineage):
             if segment.generated.any():
-                prompt = segment.prompt(room)
+                prompt = segment.prompt(window)
                 order = Order(request, served, job, self.tokenizers.pool, adapter, prompt, _clock(), num_preemptions)
                 found.append((segment, await self._draw(order, stage)))
         turn = score_record(request, adapter, found, self.context.name, self.context.now())
