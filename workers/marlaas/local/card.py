@@ -62,7 +62,7 @@ def _settings(job: OpenedJob) -> Iterator[tuple[str, str]]:
     training = spec.training
     yield "environment", f"`{spec.environment.name}`"
     if spec.environment.args:
-        yield "arguments", f"`{json.dumps(spec.environment.args, sort_keys=True, default=str)}`"
+        yield "arguments", f"`{json.dumps(spec.environment.args.value, sort_keys=True)}`"
     yield (
         "algorithm",
         f"{training.algorithm}, {len(steps)} steps of {training.groups_per_step} groups of {spec.group_size}",
