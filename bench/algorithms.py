@@ -1,4 +1,4 @@
-"""Every algorithm on `reverse`: both forms of the ratio, maxStaleness 0 and 1, three seeds; the recipe of examples/quickstart.yaml, T = 1.
+"""Every algorithm that learns from rewards, on `reverse`: both forms of the ratio, maxStaleness 0 and 1, three seeds; the recipe of examples/quickstart.yaml, T = 1.
 
 One `marlaas run` for each form, staleness and seed, with one job per algorithm side by side: a job's results do not
 depend on its neighbours. Each run's results are kept under --out, and a run whose results exist is not
@@ -22,6 +22,8 @@ from bench.sources import ROOT
 from marlaas.plots.style import INK, blank, of_run, plain
 from marlaas_worker.rl.algorithms import ALGORITHMS, Ratio
 
+REWARDED = tuple(name for name, rule in ALGORITHMS.items() if rule.advantage not in ("none", "teacher"))
+"""The algorithms that learn from rewards."""
 PICTURE = ROOT / "docs" / "images" / "algorithms.png"
 KEPT = ROOT / "runs" / "algorithms"
 METRICS = ("clip_fraction", "truncated_fraction", "logprob_gap", "ess", "grad_norm", "entropy")
@@ -43,7 +45,7 @@ class Setting:
     @property
     def algorithms(self) -> list[str]:
         """Algorithms that the staleness allows."""
-        return [name for name, rule in ALGORITHMS.items() if self.staleness or rule.over == "group"]
+        return [name for name in REWARDED if self.staleness or ALGORITHMS[name].over == "group"]
 
 
 def manifests(setting: Setting, steps: int) -> list[dict[str, Any]]:
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] = ()) -> None:
     found = {setting: measure(setting, chosen.steps, chosen.out) for setting in settings}
     rows = [
         _row(name, form, staleness, [jobs[name] for setting, jobs in found.items() if _is(setting, form, staleness)])
-        for name in ALGORITHMS
+        for name in REWARDED
         for form, staleness in itertools.product(chosen.forms, chosen.staleness)
         if name in Setting(form, staleness, 0).algorithms
     ]
@@ -86,7 +88,7 @@ def draw(found: dict[Setting, dict[str, Any]], path: Path) -> None:
     """Draw one small plot per algorithm, with a line for each form: mean of the seeds, at staleness 1."""
     figure = blank(10, 4.6)
     panels = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
-    for panel, name in zip(panels, ALGORITHMS, strict=False):
+    for panel, name in zip(panels, REWARDED, strict=False):
         for number, form in enumerate(get_args(Ratio)):
             jobs = [jobs[name] for setting, jobs in found.items() if _is(setting, form, 1)]
             curve = [fmean(rewards) for rewards in zip(*(_smooth(job["rewards"]) for job in jobs), strict=False)]
