@@ -8,7 +8,7 @@ from bench import hub_server
 from huggingface_hub import constants
 from tests.cli.conftest import invoke
 from tests.cli.test_tools import leave
-from tests.harness import a_step, identity, job_document
+from tests.harness import a_progress, a_step, identity, job_document
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord
@@ -28,13 +28,15 @@ def adapter(folder, base="acme/base"):
 
 @pytest.fixture
 def out(tmp_path):
-    """Job `one` has two steps, two evaluations, a curve and an adapter; job `none` has none."""
-    folder = leave(tmp_path / "out", jobs=JOBS).job(JOBS[0].ref)
+    """Job `one` has two steps, three evaluations, a curve and the adapter of its second version, the best; job `none` has none."""
+    done = {"versions": {"policy": 3}, "promoted": {"policy": 2}}
+    progress = a_progress(JOBS[0], **done)
+    folder = leave(tmp_path / "out", progress, jobs=JOBS).job(JOBS[0].ref)
     adapter(folder / "adapter")
     (folder / "curve.png").write_bytes(b"curve")
     (folder / "steps.jsonl").write_text("".join(f"{a_step(JOBS[0], n).model_dump_json()}\n" for n in range(2)))
     body = {"at": 1.0, "num_episodes": 8, "metrics": {"exact": 0.5}}
-    evals = [EvalRecord(**identity(JOBS[0]), **body, step=n, version=n, reward_mean=0.25 + n / 4) for n in (0, 2)]
+    evals = [EvalRecord(**identity(JOBS[0]), **body, step=n, version=n, reward_mean=0.25 + n / 4) for n in (0, 2, 3)]
     (folder / "evals.jsonl").write_text("".join(f"{one.model_dump_json()}\n" for one in evals))
     return tmp_path / "out"
 

@@ -126,6 +126,9 @@ def test_objects_are_downloaded_once_for_each_content_and_need_no_credentials_th
     assert (known.origin, digest(known)) == ("s3://bucket/s3/a.jsonl", changed[0]), "for the record of a run"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert digests() == changed, "as the sandboxes of `marlaas run`"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://another.store")
+    with pytest.raises(InvalidInput, match="there are no credentials for s3://bucket"):
+        digests()
 
 
 @pytest.mark.parametrize(("key", "answer", "kind", "reason"), rows(__file__, "data_stores"))

@@ -45,13 +45,13 @@ async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_wher
     assert episode.rewards == {"proposer": 0.25, "solver": 1.0}
 
 
-def taught(harness):
-    """Two agents and a teacher, which the environment does not know of."""
-    document = harness.document("rogues:TwoAgents", agents=("proposer", "solver", "teacher"))
-    *students, teacher = document.spec.agents
+def taught(harness, name="rogues:TwoAgents", students=("proposer", "solver")):
+    """Students and a teacher, which the environment does not know of."""
+    document = harness.document(name, agents=(*students, "teacher"))
+    *own, teacher = document.spec.agents
     teaching = {"algorithm": "distill", "distillation": DistillationSettings(teacher="teacher")}
     training = document.spec.training.model_copy(update=teaching)
-    agents = (*students, teacher.model_copy(update={"trainable": False}))
+    agents = (*own, teacher.model_copy(update={"trainable": False}))
     return changed(document, training=training, agents=agents)
 
 
@@ -72,6 +72,18 @@ async def test_without_its_teacher_an_episode_has_a_fault_of_the_infrastructure_
     (episode,) = await harness.play_document(taught(harness))
     assert (episode.fault, episode.fault_text) == (FaultClass.INFRA, "rollout-0: the engine is gone")
     assert (episode.rewards, episode.num_turns) == ({}, 5)
+
+
+async def test_a_member_without_its_teacher_is_left_out_of_the_comparison_with_its_group(harness):
+    def answer(request):
+        if request.scores is None or request.member != 1:
+            return [harness.rollout.result(request, "789"[request.member])]
+        return [harness.rollout.failure(request, "the engine is gone", False)]
+
+    harness.rollout.answer = answer
+    episodes = await harness.play_document(taught(harness, "rogues:Ranks", ("policy",)), 3)
+    assert [one.fault for one in episodes] == [None, FaultClass.INFRA, None]
+    assert [one.rewards for one in episodes] == [{"policy": 0.0}, {}, {"policy": 1.0}]
 
 
 def after(*names: tuple[str, int]):

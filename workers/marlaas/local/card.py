@@ -20,7 +20,7 @@ def job_card(repository: str, job: OpenedJob, agent: str, config: Mapping[str, o
     """Return the card of an agent's adapter with its training and evaluations. config: of PEFT. Raises InvalidInput, as the records."""
     spec = job.document.spec
     title = f"{job.name}, agent {agent}" if len(spec.agents) > 1 else job.name
-    own = "\n".join(("", "## Training", "", *_table("setting", _settings(job)), "", *_evaluations(job)))
+    own = "\n".join(("", "## Training", "", *_table("setting", _settings(job)), "", *_evaluations(job, agent)))
     return _card(
         repository,
         title,
@@ -76,15 +76,18 @@ def _settings(job: OpenedJob) -> Iterator[tuple[str, str]]:
         yield "SHA-256 of the data", ", ".join(f"`{one}`" for one in digests)
 
 
-def _evaluations(job: OpenedJob) -> list[str]:
-    """Return a table of the first and the last evaluation: reward, suites and metrics."""
-    evals = job.evals()
-    if not evals:
+def _evaluations(job: OpenedJob, agent: str) -> list[str]:
+    """Return a table of the evaluations of version 0 and of the adapter's version: reward, suites and metrics."""
+    published = {} if job.progress is None else job.progress.versions | job.progress.promoted
+    by_version = {one.versions.get(agent, one.version): one for one in job.evals()}
+    version = published.get(agent, -1)
+    last = by_version.get(version)
+    if last is None:
         return []
-    first, last = evals[0], evals[-1]
-    figures = [{"reward": one.reward_mean} | one.suite_figures() | one.metrics for one in (first, last)]
+    first = by_version.get(0)
+    figures = [{"reward": one.reward_mean} | one.suite_figures() | one.metrics if one else {} for one in (first, last)]
     rows = [(name, " → ".join(number(one.get(name)) for one in figures)) for name in figures[1]]
-    told = f"Held-out tasks, before training and after step {last.step}."
+    told = f"Held-out tasks: version 0, and this adapter, version {version}, after step {last.step}."
     curve = ["", f"![Reward by step]({CURVE_FILE})"] if (job.folder / CURVE_FILE).exists() else []
     return ["## Evaluation", "", told, "", *_table("figure", rows), *curve]
 

@@ -42,6 +42,11 @@ class Attempt:
         self._credits_turns = task.split is Split.TRAIN and dependencies.document.spec.training.credits_turns
         self._session = ChildSession(dependencies.document, dependencies.turns, task, member, episode)
 
+    @property
+    def has_asked(self) -> bool:
+        """Whether a turn was asked for under this attempt's name."""
+        return self._session.ledger.has_begun
+
     async def play(self, prior_faults: tuple[FaultClass, ...]) -> Episode:
         """Play and return an Episode, whatever the environment's code does."""
         started = time.monotonic()
@@ -49,7 +54,7 @@ class Attempt:
             result = await self._scored()
             await self._session.ask_teacher()
         except Fault as fault:
-            self.is_retryable = fault.is_retryable
+            self.is_retryable, self.data = fault.is_retryable, None
             result = {
                 "fault": fault.fault,
                 "fault_text": bounded(str(fault)),

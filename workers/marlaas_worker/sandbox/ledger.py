@@ -49,6 +49,11 @@ class TurnLedger:
         """Number of generated turns."""
         return sum(map(len, self._parents.values()))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a turn was asked for."""
+        return bool(self._begun)
+
     def begin(self, asked: TurnMessage) -> bool:
         """Begin a turn, and return whether the agent has one left; if not, nothing begins.
 
@@ -73,7 +78,7 @@ class TurnLedger:
         if asked.choice is not None and not all(_is_beside(asked, one) for one in self._choices.get(asked.choice, ())):
             raise BadChildMessage(f"choice {asked.choice} has candidates of different agents or after different turns")
         has_turn = asked.num_before < self.max_turns
-        self._was_limited |= not has_turn
+        self._was_limited |= not has_turn and not asked.is_measured
         if has_turn:
             self._first = self._first or digest_of(repr(asked.append), repr(asked.tools))
             self._begun.add(name)

@@ -15,6 +15,7 @@ ENVIRONMENT_PREFIX = "MARLAAS_ENVIRONMENT_"
 _INHERITED = (
     *("HOME", "LANG", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "TZ", "USER", "VIRTUAL_ENV"),
     *("MARLAAS_CACHE", "XDG_CACHE_HOME", "HF_HOME", "HF_HUB_CACHE"),  # the caches of data sets
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT"),  # the store whose objects the cache has
 )
 FIXED = {
     "PYTHONHASHSEED": "0",  # the same task finds the same content in every sandbox

@@ -24,6 +24,7 @@ _STACK_S = 2.0
 _OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
 _END_S = 10.0
+_MAX_EXTENSIONS = 12
 
 INVALID_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Exceptions raised by malformed reports. Deeply nested JSON raises RecursionError, which is not a ValueError."""
@@ -77,11 +78,13 @@ class Child:
             if not self.ended.done():
                 await self.server.order("kill", self.number)
         heard = -1
-        while not self.ended.done() and heard != self.server.num_reports:  # On a busy machine many ends take long.
+        for _ in range(_MAX_EXTENSIONS):  # On a busy machine many ends take long.
+            if self.ended.done() or heard == self.server.num_reports:
+                break
             heard = self.server.num_reports
             await asyncio.wait({self.ended}, timeout=_END_S)
         if not self.ended.done():
-            log.warning("the fork server has not reported for %g s: it is killed, with all its episodes", _END_S)
+            log.warning("the fork server does not report an episode's end: it is killed, with all its episodes")
             self.server.kill()
             await asyncio.wait({self.ended})
 

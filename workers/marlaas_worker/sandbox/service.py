@@ -267,7 +267,7 @@ class _Supervisor:
             played = Attempt(self._dependencies, task, member, number)
             episode = await played.play(prior)
             if episode.fault is FaultClass.WAITED:
-                num_waits += 1
+                num_waits += played.has_asked  # Without a turn the name is free for the next play.
             elif (
                 episode.fault is None
                 or not played.is_retryable

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from marlaas.envs.dataset.files import DataFile, data_file
 from marlaas.envs.dataset.problems import InvalidArgument, SourceSilent, SourceUnavailable
+from marlaas.envs.dataset.settings import endpoint
 from marlaas.models.cache import cache_folder
 
 _CHILD = "marlaas.envs.dataset.s3_fetch"
@@ -51,7 +52,7 @@ def fetched(urls: Sequence[str], *loc: str | int, is_known: bool = False) -> tup
 
 
 def _digest(urls: Sequence[str]) -> str:
-    return hashlib.sha256(json.dumps(list(urls)).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([endpoint(), *urls]).encode()).hexdigest()[:32]
 
 
 def _known(kept: Path) -> list[tuple[str, str]] | None:

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from marlaas.envs.dataset.settings import OBJECTS
+from marlaas.envs.dataset.settings import OBJECTS, endpoint
 from marlaas.models.cache import build_once, cache_folder
-from marlaas_api.blobs import BlobMissing, BlobRefused, BlobUnavailable
+from marlaas_api.blobs import BlobFull, BlobMissing, BlobRefused, BlobUnavailable
 from marlaas_api.blobs_store import ForeignBucket, StoredObject
 from marlaas_api.errors import InvalidInput
 from marlaas_api.prctl import die_with_parent
@@ -42,12 +42,17 @@ def _answer(urls: list[str], kept: Path) -> dict[str, object]:
             found.update(_fetched(url))
         except BlobMissing:
             return {"problem": f"there is no object {url}"}
+        except BlobFull:
+            return {
+                "problem": f"the disk of the cache {cache_folder()} has no room for {url}: free some, or set MARLAAS_CACHE"
+            }
         except BlobUnavailable as error:
             status, code = _answered(error)
             if code == "NoSuchBucket":
                 return {"problem": f"there is no bucket of {url}"}
             what = f"answers {status}{f' ({code})' if code else ''}" if status else "does not answer"
-            return {"refused" if isinstance(error, BlobRefused) else "silent": f"the store of {url} {what}"}
+            is_refused = isinstance(error, BlobRefused) or (status[:1] == "4" and status[:3] not in ("408", "429"))
+            return {"refused" if is_refused else "silent": f"the store of {url} {what}"}
         except InvalidInput as error:
             return {"problem": str(error)}
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -87,8 +92,7 @@ def _matching(bucket: ForeignBucket, key: str) -> list[StoredObject]:
 
 def _copied(bucket: ForeignBucket, begin: str, one: StoredObject) -> Path:
     """Return the file of an object in the cache. It is named by the object's version and its endpoint."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
-    identity = f"{endpoint} {begin} {one.name} {one.version} {one.size_bytes}"
+    identity = f"{endpoint()} {begin} {one.name} {one.version} {one.size_bytes}"
     target = cache_folder() / "datasets" / f"s3-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
     filename = one.name.rpartition("/")[2]
     return build_once(target, partial(_download, bucket, one.name, filename), one.size_bytes + _MIB) / filename

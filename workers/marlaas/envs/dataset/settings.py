@@ -1,5 +1,6 @@
 """The arguments of the environment `dataset`, as a manifest writes them."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
@@ -17,6 +18,11 @@ _LENGTHS = ("cosine", "shorter")
 _VOLUMES = ("pvc", "configMap")
 OBJECTS = re.compile(r"s3://(?P<bucket>[\w.-]+)/(?P<key>.+)")
 """URL of objects; the key may be a pattern."""
+
+
+def endpoint() -> str:
+    """Return the address of the store of objects, as its client finds it; empty: that of the cloud."""
+    return os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT", "")
 
 
 class _Settings(BaseModel):
