@@ -201,11 +201,15 @@ class ForeignBucket:
         with _translated(self._url, missing=name):
             return _stored(obstore.head(self._store, name))
 
-    def copy(self, name: str, target: Path) -> None:
-        """Write an object to a file."""
-        with _translated(self._url, missing=name), target.open("wb") as file:
-            for chunk in obstore.get(self._store, name):
-                file.write(chunk)
+    def copy(self, one: StoredObject, target: Path) -> None:
+        """Write an object to a file. Raises InvalidInput if the store has another version of it by now."""
+        with _translated(self._url, missing=one.name), target.open("wb") as file:
+            answer = obstore.get(self._store, one.name)
+            if (found := _stored(answer.meta)) == one:
+                for chunk in answer:
+                    file.write(chunk)
+        if found != one:
+            raise InvalidInput(f"{self._url}/{one.name} was replaced while it was read; begin again")
 
 
 def _stored(meta: "ObjectMeta") -> StoredObject:

@@ -30,6 +30,7 @@ from marlaas.envs.loading import load, resolve
 from marlaas.envs.playing import play_episode
 from marlaas.envs.scripted import RecordedReplies
 from marlaas.episode_state import EpisodeState
+from marlaas_api.blobs_store import ForeignBucket
 from marlaas_api.errors import InvalidInput
 from marlaas_api.names import digest_of, split_of
 
@@ -129,6 +130,14 @@ def test_objects_are_downloaded_once_for_each_content_and_need_no_credentials_th
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://another.store")
     with pytest.raises(InvalidInput, match="there are no credentials for s3://bucket"):
         digests()
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_not_kept_under_its_old_version(bucket, tmp_path):
+    store = ForeignBucket("s3://bucket")
+    listed = store.head("s3/a.jsonl")
+    bucket.objects["s3/a.jsonl"] += b"\n"
+    with pytest.raises(InvalidInput, match=r"s3://bucket/s3/a.jsonl was replaced while it was read; begin again"):
+        store.copy(listed, tmp_path / "copy")
 
 
 @pytest.mark.parametrize(("key", "answer", "kind", "reason"), rows(__file__, "data_stores"))

@@ -95,11 +95,11 @@ def _copied(bucket: ForeignBucket, begin: str, one: StoredObject) -> Path:
     identity = f"{endpoint()} {begin} {one.name} {one.version} {one.size_bytes}"
     target = cache_folder() / "datasets" / f"s3-{hashlib.sha256(identity.encode()).hexdigest()[:32]}"
     filename = one.name.rpartition("/")[2]
-    return build_once(target, partial(_download, bucket, one.name, filename), one.size_bytes + _MIB) / filename
+    return build_once(target, partial(_download, bucket, one, filename), one.size_bytes + _MIB) / filename
 
 
-def _download(bucket: ForeignBucket, name: str, filename: str, folder: Path) -> None:
-    bucket.copy(name, folder / filename)
+def _download(bucket: ForeignBucket, one: StoredObject, filename: str, folder: Path) -> None:
+    bucket.copy(one, folder / filename)
 
 
 if __name__ == "__main__":
