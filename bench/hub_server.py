@@ -3,10 +3,11 @@
 import base64
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+
+from bench import loopback
 
 COMMIT, TOKEN = "a" * 40, "hf_may_read"
 _FILES = ("train-0.jsonl", "train-1.jsonl", "test-0.jsonl")
@@ -46,16 +47,8 @@ def serving() -> Iterator[Hub]:
         (_Handler,),
         {"hub": hub, "do_GET": _Handler.serve, "do_HEAD": _Handler.serve, "do_POST": _Handler.take},
     )
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with loopback.serving(handler) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -6,9 +6,11 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
+
+from bench import loopback
 
 ACCESS_KEY = "access-key"
 VERBS = ("GET", "HEAD", "PUT", "POST", "DELETE")
@@ -47,16 +49,8 @@ def serving() -> Iterator[Bucket]:
     bucket = Bucket()
     verbs = {f"do_{verb}": _Handler.serve for verb in VERBS}
     handler = type("OneBucket", (_Handler,), {"bucket": bucket, **verbs})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    bucket.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    try:
+    with loopback.serving(handler) as bucket.url:
         yield bucket
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 class _Handler(BaseHTTPRequestHandler):

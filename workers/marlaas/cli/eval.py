@@ -40,15 +40,8 @@ def evaluate(
     folder = out or Path("runs") / f"{stem}-eval"
     adapters = dict(_named(text) for text in adapter or ())
     given = [text for one in adapter or () for text in ("--adapter", one)]
-    again = (
-        "marlaas",
-        "eval",
-        *without_pipes(files),
-        *given,
-        "--out",
-        str(folder),
-        *([] if seed is None else ["--seed", str(seed)]),
-    )
+    given += ["--out", str(folder), *([] if seed is None else ["--seed", str(seed)])]
+    again = ("marlaas", "eval", *without_pipes(files), *given)
     execute(RunRequest(tuple(files), folder, seed, again=again, replicas=replicas, adapters=adapters), json)
 
 

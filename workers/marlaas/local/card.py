@@ -12,7 +12,7 @@ FORMAT = "library_name: peft\npipeline_tag: text-generation"
 
 
 def plain_card(repository: str, config: Mapping[str, object]) -> str:
-    """Return the card of an adapter of which only its PEFT configuration is known. repository: its name on the hub."""
+    """Return the card of an adapter without a run: its PEFT configuration says all that is known. repository: its name on the hub."""
     return _card(repository, repository.rpartition("/")[2], config, [], "")
 
 

@@ -98,7 +98,7 @@ class OutFolder:
 
     @property
     def piped(self) -> Path:
-        """What the run has read from pipes, to continue it."""
+        """Copy of the manifest that the run has read from a pipe; the command that continues the run reads it."""
         return self.state / "manifest.yaml"
 
     @property

@@ -66,7 +66,7 @@ def upload(
     Transient errors are retried as in `fetch`; a commit that a lost answer made twice has no further effect. files: by their name.
 
     Raises:
-        UploadRefused: the token may not write there, or the name is none of a repository.
+        UploadRefused: the token may not write to the repository, or its name is not OWNER/NAME.
         HubUnavailable: the hub does not answer.
         MissingPackage: the hub's client is not installed.
     """

@@ -24,7 +24,7 @@ _SHORT_OF_CPU = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a fork server reports of its environment. told: what loading has left behind, in sentences. data_digest: of its data sets."""
+    """Report of a fork server that has loaded its environment. told: warnings of the load, in sentences. data_digest: SHA-256 of its data sets."""
 
     told: tuple[str, ...] = ()
     data_digest: str = ""

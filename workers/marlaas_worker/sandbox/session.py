@@ -262,10 +262,8 @@ class ChildSession:
                 except (TurnTooLong, TurnRefused) as error:
                     if not asked.is_measured:
                         raise
-                    return {
-                        "kind": "limit",
-                        "text": str(error),
-                    }  # it is left out, as one that is too long for the context
+                    # It is left out, as one that is too long for the context.
+                    return {"kind": "limit", "text": str(error)}
         except _ChildEnded as end:
             raise fault_of_exit(end.ended, self._spec.environment.memory) from None
         stop = reply.stop_reason or StopReason.STOP

@@ -101,7 +101,7 @@ class Trajectory:
 
 
 def held_out_apart(members: Sequence[Trajectory], num_agents: int) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Divide demonstrated trajectories into what is trained, and the held-out demonstrations that are measured with it.
+    """Split demonstrated trajectories into trained demonstrations, and held-out ones that are measured only.
 
     num_agents: of the job.
     """

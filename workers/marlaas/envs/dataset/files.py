@@ -18,7 +18,7 @@ _STAMP = "stamps"
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """One file of a source. suffix: its kind, without that of compression. url: of the object of which it is a copy; empty: of none."""
+    """One file of a source. suffix: its kind, without `.gz`. url: address of the object that it was downloaded from; empty: a local file."""
 
     path: Path
     suffix: str
