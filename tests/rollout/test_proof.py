@@ -116,6 +116,22 @@ async def test_another_manifest_and_unknown_names_are_refused_but_no_unreadable_
         await load_proven(harness.engine, manifest, harness.slot_for(publish(3), folder))
 
 
+async def test_probes_that_fail_are_scored_once_more_before_a_version_is_refused(reference, publish):
+    """A batch of another size may run other kernels, which round otherwise."""
+    await reference.start()
+    scored = [0]
+
+    async def score(adapter, ids):
+        scored[0] += 1
+        return await reference.score(adapter, ids) + (0.5 if scored[0] <= len(published.manifest.probes) else 0.0)
+
+    published = publish(3)
+    adapter = LoadedAdapter(published.manifest.adapter.engine_name, 7001, published.folder)
+    engine = SimpleNamespace(limits=reference.limits, load=reference.load, unload=reference.unload, score=score)
+    assert (await load_proven(engine, published.manifest, adapter)).probe_gap < 1e-4
+    await reference.unload(adapter)
+
+
 async def test_cancelling_a_proof_leaves_the_slot_free(harness, publish):
     published, loaded = publish(3), asyncio.Event()
     adapter, engine = harness.slot_for(published), harness.engine

@@ -49,13 +49,14 @@ def run_test(calibration, tmp_path, slot_ids):
 
 
 class Faulty:
-    """An engine in front of a good one that scores another adapter than asked. Its digests are right all the same.
+    """An engine in front of a good one that scores or generates with another adapter than asked. Its digests are right all the same.
 
-    instead: chooses the kind of the adapter, given the one that was asked for; None: that one.
+    instead, generates: choose the kind of the adapter, given the one that was asked for; None: that one.
     """
 
-    def __init__(self, engine, instead):
-        self._engine, self.limits, self._instead, self.loaded = engine, engine.limits, instead, []
+    def __init__(self, engine, instead=lambda _: None, generates=lambda _: None):
+        self._engine, self.limits, self.loaded = engine, engine.limits, []
+        self._instead, self._generates = instead, generates
 
     async def load(self, adapter):
         await self._engine.load(adapter)
@@ -66,8 +67,13 @@ class Faulty:
         self.loaded = [one for one in self.loaded if one != adapter]
 
     async def score(self, adapter, ids):
-        kind = self._instead(adapter)
-        return await self._engine.score(next((one for one in self.loaded if f".{kind}." in one.name), adapter), ids)
+        return await self._engine.score(self._of(self._instead(adapter), adapter), ids)
+
+    async def generate(self, request, adapter, prompt, sampling):
+        return await self._engine.generate(request, self._of(self._generates(adapter), adapter), prompt, sampling)
+
+    def _of(self, kind, adapter):
+        return next((one for one in self.loaded if f".{kind}." in one.name), adapter)
 
 
 async def test_an_engine_that_applies_its_slots_passes_with_its_distance_and_is_left_empty(
@@ -105,6 +111,9 @@ async def test_slots_that_are_not_applied_to_their_own_rows_are_found(reference,
     await reference.start()
     with pytest.raises(SelfTestFailed, match=words):
         await run_test(Faulty(reference, fault))
+    for kind in ("zero", "large"):  # its graphs for generation have another adapter, or that of another row
+        with pytest.raises(SelfTestFailed, match=r"slot 1 of 6: the logprobs of tokens that it generated differ by"):
+            await run_test(Faulty(reference, generates=lambda _, kind=kind: kind))
     await run_test(reference)
 
 

@@ -131,8 +131,14 @@ def test_a_folder_without_a_model_and_tensor_parallelism_are_refused_with_what_t
     with pytest.raises(Permanent, match="float32: on a GPU"):
         made(dtype="float32")
     monkeypatch.setattr(settings_of, "_card", lambda: Card(80 << 30, 76 << 30))
-    arguments = settings_of.engine_arguments(made(dtype="auto"), tmp_path / "log.json")
-    given = {"dtype": "bfloat16", "max_num_batched_tokens": 8192, "gpu_memory_utilization": 0.05}
+    arguments = settings_of.engine_arguments(made(dtype="auto", max_num_seqs=6), tmp_path / "log.json")
+    graphs = {"cudagraph_capture_sizes": [1, 2, 4, 6], "cudagraph_specialize_lora": False}
+    given = {
+        "dtype": "bfloat16",
+        "max_num_batched_tokens": 8192,
+        "gpu_memory_utilization": 0.05,
+        "compilation_config": graphs,
+    }
     assert given.items() <= arguments.items()
 
 

@@ -34,9 +34,12 @@ if TYPE_CHECKING:
 CONTEXT_BYTES = 768 << 20
 """CUDA context, cuBLAS workspaces and NCCL of a process. Not measured by us; the driver's tools show 500 to 700 MiB on Hopper."""
 GRAPH_BYTES = 3 << 29
-"""CUDA graphs of an engine: 51 sizes, with and without LoRA. An estimate."""
+"""CUDA graphs of an engine (`vllm_settings.graph_sizes`). An estimate, of more sizes than there are now."""
 STEP_TOKENS = 8192
 """Most tokens of an engine's step on a GPU."""
+SCORED_BYTES = 7
+"""Bytes of a vocabulary entry while vLLM scores a prompt: its logit in 16 bits, float32 log-softmax, and part of another copy. It computes all
+tokens of a request that are in one step together."""
 CHUNK_BYTES, CHUNK_COPIES = 256 << 20, 3
 """Logits that the trainer computes at once on a GPU (`trainer.head`): logits, their softmax, a temporary."""
 RESERVE = 0.05
@@ -137,11 +140,12 @@ def engine_plan(facts: ModelFacts, spec: ModelPoolSpec | PoolSpec, spare: int = 
     token_bytes, longest = cached_token(facts, spec, on_gpu=True)
     given = spec.rollout.kv_cache_bytes if spec.rollout.engine == "vllm" else "0"
     step = STEP_TOKENS * number * (2 * _widest(facts) + 4 * facts.hidden_size)
+    scored = min(STEP_TOKENS, spec.rollout.max_model_len) * SCORED_BYTES * facts.vocab_size
     return EnginePlan(
         weights=facts.num_parameters * number,
         adapter_slots=(spec.adapter_slots + 1) * facts.adapter_parameters(spec.max_rank) * number,
         kv_cache=token_bytes * longest + max(0, spare) if given is None else int(quantity(given)),
-        activations=step + CHUNK_COPIES * 4 * spec.rollout.max_num_seqs * facts.vocab_size,
+        activations=max(step, scored) + CHUNK_COPIES * 4 * spec.rollout.max_num_seqs * facts.vocab_size,
         cuda_graphs=GRAPH_BYTES,
         context=CONTEXT_BYTES,
     )

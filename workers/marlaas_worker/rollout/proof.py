@@ -19,6 +19,7 @@ same version, so two versions may be equal once rounded to the engine's dtype. S
 import asyncio
 import contextlib
 import hashlib
+import math
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -120,14 +121,19 @@ def _check_digest(engine: Engine, manifest: Manifest, adapter: LoadedAdapter, he
 async def _check_probes(engine: Engine, manifest: Manifest, adapter: LoadedAdapter) -> float:
     if not manifest.probes:
         raise ProofFailed(adapter.name, Check.PROBES, "the manifest has no probes")
-    try:
-        scores = np.concatenate(await await_all([engine.score(adapter, ids) for ids in ids_of(manifest.probes)]))
-    except PromptInvalid as error:
-        raise ProofFailed(adapter.name, Check.PROBES, str(error)) from error
-    gap, bound = mean_gap(scores, joined([probe.logprobs for probe in manifest.probes])), manifest.probe_tolerance
-    if not gap <= bound:
+    expected, bound = joined([probe.logprobs for probe in manifest.probes]), manifest.probe_tolerance
+    gap = math.inf
+    for _ in range(2):  # in another batch the engine may choose other kernels, which round otherwise
+        try:
+            scores = np.concatenate(await await_all([engine.score(adapter, ids) for ids in ids_of(manifest.probes)]))
+        except PromptInvalid as error:
+            raise ProofFailed(adapter.name, Check.PROBES, str(error)) from error
+        gap = mean_gap(scores, expected)
+        if gap <= bound:
+            break
+    else:
         text = (
-            f"mean |difference of logprobs| {gap:.2e} over {len(scores)} tokens, the tolerance in "
+            f"mean |difference of logprobs| {gap:.2e} over {len(expected)} tokens, the tolerance in "
             f"{engine.limits.dtype} is {bound:.2e}"
         )
         raise ProofFailed(adapter.name, Check.PROBES, text)

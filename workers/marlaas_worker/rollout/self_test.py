@@ -4,6 +4,10 @@ A digest shows the content of a slot, not that a forward pass uses it. The probe
 small optimizer step, the effect of the adapter is less than rounding. So the test loads a large random adapter
 into each slot in turn, with an adapter of zeros in all others. It must shift the logprobs of the calibration's
 probes as the trainer has computed.
+
+Scoring is one pass over a prompt. Generation runs other kernels, on a GPU from recorded graphs. So each slot also
+generates, and the engine's scores of the generated tokens must agree with the logprobs that it reported. This compiles
+those kernels, too, before the first turn needs them.
 """
 
 import asyncio
@@ -32,8 +36,10 @@ from marlaas_worker.calibration import (
     rounding_warning,
     zero_adapter,
 )
-from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed
+from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed, Sampling
 
+NUM_GENERATED = 8
+"""Tokens that a slot generates, after as many of a probe's."""
 _log = logging.getLogger(__name__)
 
 Scores = npt.NDArray[np.float32]
@@ -71,6 +77,17 @@ def judge(expected: Expected, zero: Scores, large: Scores) -> str:
             f"tolerance is {expected.large_tolerance:.2e}: it is applied in part, or wrongly"
         )
     return ""
+
+
+def judge_generated(scored: Scores, reported: Scores, tolerance: float) -> str:
+    """Return why the logprobs that the engine reported with generated tokens are wrong; empty if they agree with its scores."""
+    gap = mean_gap(reported, scored)
+    if gap <= tolerance:
+        return ""
+    return (
+        f"the logprobs of tokens that it generated differ by {gap:.2e} from the engine's own scores of them, the tolerance is "
+        f"{tolerance:.2e}: generation does not apply the adapter as scoring does"
+    )
 
 
 class EngineSelfTest:
@@ -150,7 +167,12 @@ class EngineSelfTest:
                 loaded[slot] = await self._load(engine, "large", slot)
                 beside = dict.fromkeys((loaded[slot], loaded[(slot + 1) % num_slots]))
                 large, *others = await await_all([self._score(engine, adapter) for adapter in beside])
-                self._require(slot, num_slots, others[0] if others else zero, large)
+                self._require(slot, num_slots, judge(self._expected, others[0] if others else zero, large))
+                tolerances = (self._expected.large_tolerance, self._expected.zero_tolerance)
+                for words in await await_all(
+                    [self._generate(engine, *pair) for pair in zip(beside, tolerances, strict=False)]
+                ):
+                    self._require(slot, num_slots, words)
                 await engine.unload(loaded[slot])
                 loaded[slot] = await self._load(engine, "zero", slot)
             return zero
@@ -167,6 +189,13 @@ class EngineSelfTest:
     async def _score(self, engine: Engine, adapter: LoadedAdapter) -> Scores:
         return np.concatenate(await await_all([engine.score(adapter, ids) for ids in self._probes]))
 
-    def _require(self, slot: int, num_slots: int, zero: Scores, large: Scores) -> None:
-        if words := judge(self._expected, zero, large):
+    async def _generate(self, engine: Engine, adapter: LoadedAdapter, tolerance: float) -> str:
+        prompt = self._probes[0][:NUM_GENERATED]
+        sampling = Sampling(temperature=1.0, max_tokens=NUM_GENERATED, seed=adapter.slot_id)
+        made = await engine.generate(f"generate.{adapter.name}", adapter, prompt, sampling)
+        scores = await engine.score(adapter, np.concatenate((prompt, np.array(made.output_ids, np.int32))))
+        return judge_generated(scores[len(prompt) - 1 :], np.array(made.logprobs, np.float32), tolerance)
+
+    def _require(self, slot: int, num_slots: int, words: str) -> None:
+        if words:
             raise SelfTestFailed(f"the engine's self-test failed in slot {slot + 1} of {num_slots}: {words}")

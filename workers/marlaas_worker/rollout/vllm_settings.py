@@ -1,7 +1,7 @@
 """vLLM's start settings, and the parser of its log for the reason of a failed start. Does not import vllm.
 
 Pure, except that it checks for a GPU and counts CPU cores. Settings work around problems of vLLM 0.32:
-- Its V2 runner needs a Triton that CPUs lack.
+- Its V2 runner needs a Triton that CPUs lack. On a GPU the V1 runner is chosen, too: it is the one that our tests run.
 - Its CPU attention wants blocks of 32.
 - On a CPU its core and worker processes exchange messages through shared memory, and each reader busy-waits for a
   second after a message (`shm_broadcast.SpinCondition`). So the worker runs inside the core process.
@@ -130,12 +130,16 @@ def num_threads(settings: VllmSettings) -> int:
 def environment(settings: VllmSettings, forks: bool) -> dict[str, str]:
     """Return the environment variables for vLLM's processes. forks: whether the core is forked from this process."""
     method = "fork" if forks else "spawn"
-    common = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", START_METHOD: method}
+    common = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        START_METHOD: method,
+    }
     if uses_gpu():
         return common
     return {
         **common,
-        "VLLM_USE_V2_MODEL_RUNNER": "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(num_threads(settings)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else vLLM's CPU platform forces the executor `mp`; see `engine_arguments`
@@ -175,6 +179,10 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
     if uses_gpu():
         arguments["max_num_batched_tokens"] = max(GPU_STEP_TOKENS, limits.max_num_seqs)
         arguments["gpu_memory_utilization"] = START_SHARE
+        arguments["compilation_config"] = {
+            "cudagraph_capture_sizes": graph_sizes(limits.max_num_seqs),
+            "cudagraph_specialize_lora": False,  # every request has an adapter
+        }
     else:
         arguments["distributed_executor_backend"] = "uni"
         arguments["compilation_config"] = {"custom_ops": ["none", "+rotary_embedding"]}
@@ -182,6 +190,14 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(CPU_STEP_TOKENS, limits.max_num_seqs, limits.max_model_len)
     return arguments
+
+
+def graph_sizes(max_num_seqs: int) -> list[int]:
+    """Return the batch sizes of CUDA graphs: powers of two up to `max_num_seqs`, and that. A batch runs in the next larger one.
+
+    vLLM's default captures 35 sizes at 128 sequences, each with and without adapters, before the first turn.
+    """
+    return sorted({max_num_seqs, *(1 << power for power in range(max_num_seqs.bit_length()))})
 
 
 def adaptable_layers(model: Path) -> set[str]:

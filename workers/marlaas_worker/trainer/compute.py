@@ -157,7 +157,10 @@ class Compute:
         if self.lost:
             raise self._lost_error()
         try:
-            return work()
+            result = work()
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize()  # the time, and an error, of its kernels belong to this work's account
+            return result
         except (RuntimeError, MemoryError) as error:
             if is_out_of_memory(error):
                 raise OutOfMemory(first_line(error)) from error
