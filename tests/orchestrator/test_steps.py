@@ -21,7 +21,7 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import JobRef, train_group
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
-from marlaas_worker.orchestrator.job_state import JobHistory, RecordedTotals
+from marlaas_worker.orchestrator.job_state import RecordedTotals
 from marlaas_worker.orchestrator.step_records import Around, step_record
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
@@ -174,4 +174,6 @@ def test_a_record_counts_why_its_groups_trained_nothing(groups, trainers, causes
     assert (record.outcome, record.version, record.agents["policy"].untrained) == (StepOutcome.NO_OP, 0, causes)
     amounts = record.usage["policy"]
     assert (amounts.wasted_tokens, amounts.trainer_s) == (14, 2.0 if trainers else 0.0)
-    assert RecordedTotals.of(JobHistory(steps=(record,))).untrained == {"policy": {next(iter(causes)): 1}}
+    totals = RecordedTotals()
+    totals.add_step(record)
+    assert totals.untrained == {"policy": {next(iter(causes)): 1}}

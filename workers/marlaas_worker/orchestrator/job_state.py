@@ -66,16 +66,6 @@ class RecordedTotals:
     usage: dict[str, UsageAmounts] = field(default_factory=dict)
     untrained: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    @classmethod
-    def of(cls, history: JobHistory) -> "RecordedTotals":
-        """Return the totals of a job."""
-        totals = cls()
-        for step in history.steps:
-            totals.add_step(step)
-        for evaluation in history.evaluations:
-            totals.add_evaluation(evaluation)
-        return totals
-
     def add_step(self, record: StepRecord) -> None:
         """Add a recorded step."""
         self.faults.update(record.faults)
@@ -107,17 +97,19 @@ class JobState:
         self.document = document
         unknown = PolicyRecord(uid=document.uid)
         self.policies = {agent.name: history.policies.get(agent.name, unknown) for agent in spec.policies}
-        self.evaluations = {record.version: without_samples(record) for record in history.evaluations}
-        self.finished = len(history.steps)
-        self.last_step = history.steps[-1] if history.steps else None
+        self.evaluations: dict[int, EvalRecord] = {}
+        self.finished = 0
+        self.last_step: StepRecord | None = None
         self.evaluation: EvaluationRun | None = None
         self.tasks = JobTasks(document)
         self.episode_bytes = 0
         self.waits = self.over_quota = self.unserved = self.trainerless = ""
-        self.recorded = RecordedTotals.of(history)
+        self.recorded = RecordedTotals()
         self.trained_prompts: set[str] = set()
         for step in history.steps:
-            self._add_results(step)
+            self._apply_step(step)
+        for evaluation in history.evaluations:
+            self._apply_evaluation(evaluation)
         self._experience = Experience(
             spec.agents,
             spec.rollout.group_size,
@@ -300,12 +292,9 @@ class JobState:
         draft = self.assembly.drafts[0]
         before = {agent: part.base_version for agent, part in draft.agents.items()}
         self.assembly.recorded(draft, _versions_after(record, before))
-        self.recorded.add_step(record)
-        self._add_results(record)
+        self._apply_step(record)
         done = {group.index for group in draft.resolved}
         self.groups.recorded(done)
-        self.finished = record.step + 1
-        self.last_step = record
         self._schedule_evaluation(self.finished, record)
 
     def take_indices(self, number: int, last_sequence: int) -> list[int]:
@@ -336,8 +325,7 @@ class JobState:
 
     def record_evaluation(self, record: EvalRecord) -> None:
         """Update the state after an evaluation was recorded."""
-        self.evaluations[record.version] = without_samples(record)
-        self.recorded.add_evaluation(record)
+        self._apply_evaluation(record)
         self.evaluation = None
         self.groups.evaluated()
 
@@ -368,9 +356,17 @@ class JobState:
         last = self.last_step.agents.get(agent) if self.last_step else None
         return last.version if last else 0
 
-    def _add_results(self, step: StepRecord) -> None:
-        self.tasks.add_outcomes(step.outcomes)
-        self.trained_prompts.update(step.plays.prompts[: MAX_PROMPTS - len(self.trained_prompts)])
+    def _apply_step(self, record: StepRecord) -> None:
+        """Apply a recorded step, whether it is read from the history or recorded now: both must give the same state."""
+        self.recorded.add_step(record)
+        self.tasks.add_outcomes(record.outcomes)
+        self.trained_prompts.update(record.plays.prompts[: MAX_PROMPTS - len(self.trained_prompts)])
+        self.finished, self.last_step = self.finished + 1, record
+
+    def _apply_evaluation(self, record: EvalRecord) -> None:
+        """Apply a recorded evaluation, as `_apply_step` does a step."""
+        self.recorded.add_evaluation(record)
+        self.evaluations[record.version] = without_samples(record)
 
     def _schedule_evaluation(self, finished: int, step: StepRecord) -> None:
         """Schedule the evaluation of the versions after a recorded step, if one is due."""
