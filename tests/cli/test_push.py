@@ -89,7 +89,7 @@ def test_a_folder_of_an_adapter_keeps_a_card_of_its_own_and_what_is_missing_is_s
 def test_a_manifests_adapters_are_uploaded_once_each_and_a_failure_says_how_to_repeat_it(
     out, hub, tmp_path, monkeypatch
 ):
-    agents = [{"name": "policy"}, {"name": "critic"}]
+    agents = [{"name": "policy"}, {"name": "critic"}, {"name": "judge", "trainable": False}]
     spec = {**SPEC, "agents": agents, "export": {"hub": {"repo": "acme/sums", "private": False}}}
     document, notes = job_document("one", uid="one", namespace="a", spec=spec), list[str]()
     found = open_job(out, "one")

@@ -198,9 +198,9 @@ class HubExportSettings(SpecPart):
     repo: str
     private: bool = True
 
-    def repository(self, agent: str, num_policies: int) -> str:
+    def repository(self, agent: str, num_trained: int) -> str:
         """Return the repository of an agent's adapter."""
-        return self.repo if num_policies == 1 else f"{self.repo}-{agent}"
+        return self.repo if num_trained == 1 else f"{self.repo}-{agent}"
 
 
 class ExportSettings(SpecPart):

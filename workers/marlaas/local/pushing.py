@@ -18,7 +18,7 @@ Files = dict[str, Path | bytes]
 
 @dataclass(frozen=True, slots=True)
 class HubExporter:
-    """Uploads the adapters of succeeded jobs with `export.hub`. marks: folder with the versions that were uploaded, a file for each repository.
+    """Uploads the adapters of succeeded jobs with `export.hub`. marks: folder with the versions that were uploaded, a file for each agent.
 
     note: gets the addresses and the failures.
     """
@@ -32,19 +32,19 @@ class HubExporter:
         if hub is None or progress is None or progress.phase is not Phase.SUCCEEDED:
             return True
         versions = progress.versions | progress.promoted
-        pushed = [self._push(job, agent.name, versions.get(agent.name, -1)) for agent in job.document.spec.policies]
+        trained = [one.name for one in job.document.spec.policies if one.trainable]
+        pushed = [self._push(job, hub.repository(name, len(trained)), name, versions.get(name, -1)) for name in trained]
         return all(pushed)
 
-    def _push(self, job: OpenedJob, agent: str, version: int) -> bool:
+    def _push(self, job: OpenedJob, repository: str, agent: str, version: int) -> bool:
         hub = job.document.spec.export.hub
         mark = self.marks / f"{job.document.uid}.{agent}"
         if hub is None or version < 0 or (mark.exists() and mark.read_text() == str(version)):
             return True
-        repository = hub.repository(agent, len(job.document.spec.policies))
         try:
             address = upload(repository, files_of(job, agent, repository), is_private=hub.private)
         except InvalidInput as error:
-            again = f"marlaas push {job.folder} {repository}" + ("" if hub.repo == repository else f" --agent {agent}")
+            again = f"marlaas push {job.folder} {repository} --agent {agent}"
             self.note(f"{job.name}: spec.export.hub: {error}; then upload it with: {again}")
             return False
         self.marks.mkdir(parents=True, exist_ok=True)
