@@ -1,6 +1,7 @@
 """`marlaas push`: which adapter is uploaded, and what its model card says."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -10,6 +11,8 @@ from tests.cli.conftest import invoke
 from tests.cli.test_tools import leave
 from tests.harness import a_progress, a_step, identity, job_document
 
+from marlaas.local.pushing import HubExporter, require_hub
+from marlaas.local.records import open_job
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord
 
@@ -41,14 +44,19 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def test_a_runs_adapter_is_uploaded_with_curve_and_card(out, monkeypatch):
+@pytest.fixture
+def hub(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
     with hub_server.serving() as hub:
         for name, value in hub.constants.items():
             monkeypatch.setattr(constants, name, value)
-        result = invoke("push", str(out), "acme/lora", "--job", "one")
-        assert (result.exit_code, result.stdout) == (0, f"{hub.url}/acme/lora\n")
-        is_private, files = hub.models["acme/lora"]
+        yield hub
+
+
+def test_a_runs_adapter_is_uploaded_with_curve_and_card(out, hub):
+    result = invoke("push", str(out), "acme/lora", "--job", "one")
+    assert (result.exit_code, result.stdout) == (0, f"{hub.url}/acme/lora\n")
+    is_private, files = hub.models["acme/lora"]
     assert is_private
     assert files.keys() == {"adapter_config.json", "adapter_model.safetensors", "curve.png", "README.md"}
     head, _, text = files["README.md"].decode().removeprefix("---\n").partition("---\n")
@@ -76,3 +84,38 @@ def test_a_folder_of_an_adapter_keeps_a_card_of_its_own_and_what_is_missing_is_s
         error = invoke("push", str(out), "acme/lora", *options).exception
         assert isinstance(error, InvalidInput)
         assert words in str(error)
+
+
+def test_a_manifests_adapters_are_uploaded_once_each_and_a_failure_says_how_to_repeat_it(
+    out, hub, tmp_path, monkeypatch
+):
+    agents = [{"name": "policy"}, {"name": "critic"}, {"name": "judge", "trainable": False}]
+    spec = {**SPEC, "agents": agents, "export": {"hub": {"repo": "acme/sums", "private": False}}}
+    document, notes = job_document("one", uid="one", namespace="a", spec=spec), list[str]()
+    found = open_job(out, "one")
+    folder = found.folder / "adapter"
+    adapter(folder / "critic")
+    adapter(folder / "policy")
+    ended = a_progress(document, phase="Succeeded", step=2, versions={"policy": 3, "critic": 2}, promoted={"policy": 2})
+    exporter = HubExporter(tmp_path / "pushed", notes.append)
+    assert exporter.push(replace(found, document=document, progress=a_progress(document, versions={"policy": 3})))
+    assert not hub.models, "the job goes on"
+    hub.failures["commit"] = [403]
+    assert not exporter.push(replace(found, document=document, progress=ended))
+    again = HubExporter(tmp_path / "pushed", notes.append)
+    assert again.push(replace(found, document=document, progress=ended))
+    assert {name: is_private for name, (is_private, _) in hub.models.items()} == {
+        "acme/sums-policy": False,
+        "acme/sums-critic": False,
+    }
+    assert sum("/commit/" in one for one in hub.asked) == 3, "one refused, and one for each agent"
+    failed, *told = notes
+    assert failed.endswith(f"then upload it with: marlaas push {found.folder} acme/sums-policy --agent policy")
+    assert told == [
+        f"a/one: version {version} of agent {name} is at {hub.url}/acme/sums-{name}"
+        for name, version in (("critic", 2), ("policy", 2))
+    ]
+    require_hub(document)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(InvalidInput, match=r"job a/one: spec\.export\.hub: set HF_TOKEN"):
+        require_hub(document)

@@ -1,5 +1,7 @@
 """Estimates of jobs against numbers counted by hand."""
 
+from dataclasses import replace
+
 import pytest
 from tests.harness import a_step, identity, job_document
 from typer.testing import CliRunner
@@ -78,7 +80,7 @@ def test_without_a_job_like_it_the_tokens_are_a_bound_and_the_time_is_not_known(
     longest += [3 * one.tasks * (one.max_tokens or spec.rollout.max_tokens) for one in spec.evaluation.plan]
     if spec.evaluation.suites:  # every 10 steps, by default: at first and at the end
         longest[1] = 2 * 64 * 32
-    assert found.most_tokens == sum(longest) * spec.rollout.max_turns * len(spec.agents)
+    assert found.most_tokens == sum(longest) * spec.rollout.max_turns * len(spec.called_agents)
     assert found.work is None
     (line,) = estimates.lines([found])
     assert "a run of a few steps measures it" in line
@@ -116,6 +118,20 @@ def test_as_many_versions_are_counted_as_a_job_evaluates(steps, every, first, nu
     document = job(training=training, evaluation={"every": every, "tasks": 8}, agents=agents)
     assert estimates.estimate(document, POOL, []).evaluated == 8 * num
     assert sum(document.spec.evaluates(step) for step in range(steps + 1)) == num
+
+
+def test_a_teacher_generates_nothing_and_scores_what_its_student_generates_in_training(ended):
+    agents = [{"name": "policy"}, {"name": "teacher", "trainable": False}]
+    distill = {"algorithm": "distill", "distillation": {"teacher": "teacher"}}
+    short, long = (job(agents=agents, training={**SPEC["training"], **distill, "steps": steps}) for steps in (2, 10))
+    bound = estimates.estimate(long, POOL, [])
+    assert (bound.scored, bound.most_tokens) == (80 * 8 * 2, (80 + 3 * 8) * 8 * 2)
+    assert "at most 1,664 tokens, of which a teacher scores at most 1,280;" in next(estimates.lines([bound]))
+    measured = estimates.measured(replace(ended, document=short), POOL, 1, 100.0)
+    found = estimates.estimate(long, POOL, [measured])
+    assert (found.scored, found.work.tokens) == (80 * 6, pytest.approx(80 * 6 + 24 * 4))
+    assert estimates.facts(found)["teacherTokens"] == 480
+    assert estimates.estimate(job(agents=agents), POOL, []).scored == 0
 
 
 def test_validate_prints_the_estimate(monkeypatch, tmp_path):

@@ -49,6 +49,18 @@ class NotifySpec(Spec):
     )
 
 
+class HubExport(Spec):
+    """A model repository of the Hugging Face hub."""
+
+    repo: Annotated[
+        str,
+        matching(r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", "a repository of the hub: OWNER/NAME", 96),
+    ] = Field(
+        description="Repository, OWNER/NAME; made if it does not exist. Of a job with several trained agents, each has a repository OWNER/NAME-AGENT."
+    )
+    private: bool = Field(True, description="Whether a repository that this job makes is private.")
+
+
 class ExportSpec(Spec):
     """Destinations of the promoted adapter besides the blob store, trackers that receive metrics, and receivers of messages."""
 
@@ -56,6 +68,11 @@ class ExportSpec(Spec):
         None,
         description="Folder on the machine of `marlaas run` to which the adapter is copied in PEFT format; ignored in a cluster. Absent: only the blob store "
         "has the adapter.",
+    )
+    hub: HubExport | None = Field(
+        None,
+        description="Repository of the Hugging Face hub to which `marlaas run` uploads the adapter with its model card once the job has succeeded, with the "
+        "token HF_TOKEN or that of `hf auth login`; ignored in a cluster. Absent: none.",
     )
     trackers: Trackers = Field(
         (),

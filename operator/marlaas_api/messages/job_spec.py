@@ -192,10 +192,22 @@ class NotifySettings(SpecPart):
     wait_seconds: float = 1800.0
 
 
+class HubExportSettings(SpecPart):
+    """A model repository of the hub."""
+
+    repo: str
+    private: bool = True
+
+    def repository(self, agent: str, num_trained: int) -> str:
+        """Return the repository of an agent's adapter."""
+        return self.repo if num_trained == 1 else f"{self.repo}-{agent}"
+
+
 class ExportSettings(SpecPart):
-    """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path`."""
+    """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path` and `hub`."""
 
     path: str | None = None
+    hub: HubExportSettings | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     secret_refs: tuple[NameRef, ...] = ()
     egress: tuple[EgressRule, ...] = ()

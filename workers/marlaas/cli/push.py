@@ -1,18 +1,15 @@
 """`marlaas push`: upload an adapter to the Hugging Face hub, with a model card."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from marlaas.local.card import base_of, job_card, plain_card
-from marlaas.local.curves import CURVE_FILE
+from marlaas.local.card import base_of, plain_card
+from marlaas.local.pushing import CARD, CONFIG, Files, config_of, files_of, own_card, plain_files
 from marlaas.local.records import open_job
 from marlaas.models.hub import upload
 from marlaas_api.errors import InvalidInput
-
-CONFIG, CARD = "adapter_config.json", "README.md"
 
 Folder = Annotated[
     Path,
@@ -46,24 +43,24 @@ def push(
 
     Exit code: 0 uploaded, 2 there is no such adapter, or the hub refuses it (the error says why).
     """
-    adapter, text, extra = _adapter(folder, repository, job, agent)
+    adapter, files = _files(folder, repository, job, agent)
     if card:
-        typer.echo(text)
+        text = files[CARD]
+        typer.echo(text if isinstance(text, bytes) else text.read_bytes())
         return
-    if not base_of(_config(adapter)):
+    if not base_of(config_of(adapter)):
         typer.echo(
             f"note: {adapter} names a folder of this machine as its base model: others need that model to load it",
             err=True,
         )
-    files: dict[str, Path | bytes] = {one.name: one for one in sorted(adapter.iterdir()) if one.is_file()}
-    files |= {one.name: one for one in extra if one.exists()}
-    typer.echo(upload(repository, files | {CARD: text.encode()}, is_private=not public))
+    typer.echo(upload(repository, files, is_private=not public))
 
 
-def _adapter(folder: Path, repository: str, job: str | None, agent: str | None) -> tuple[Path, str, tuple[Path, ...]]:
-    """Return an adapter's folder, its card, and further files."""
+def _files(folder: Path, repository: str, job: str | None, agent: str | None) -> tuple[Path, Files]:
+    """Return an adapter's folder, and the files to upload by their names in the repository."""
     if (folder / CONFIG).is_file():
-        return folder, _own_card(folder) or plain_card(repository, _config(folder)), ()
+        card = own_card(folder) or plain_card(repository, config_of(folder))
+        return folder, plain_files(folder) | {CARD: card.encode()}
     opened = open_job(folder, job)
     names = [one.name for one in opened.document.spec.policies]
     if agent is None and len(names) > 1:
@@ -73,25 +70,4 @@ def _adapter(folder: Path, repository: str, job: str | None, agent: str | None) 
         raise InvalidInput(
             f"{opened.name} has no adapter of agent {chosen}; agents with an adapter: {', '.join(names)}"
         )
-    adapter = opened.adapter_of(chosen)
-    if not (adapter / CONFIG).is_file():
-        raise InvalidInput(f"{opened.name} has no adapter in {adapter} yet; a run writes it when it ends or is stopped")
-    return (
-        adapter,
-        _own_card(adapter) or job_card(repository, opened, chosen, _config(adapter)),
-        (opened.folder / CURVE_FILE,),
-    )
-
-
-def _own_card(folder: Path) -> str:
-    return (folder / CARD).read_text(encoding="utf-8") if (folder / CARD).is_file() else ""
-
-
-def _config(folder: Path) -> dict[str, object]:
-    try:
-        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InvalidInput(f"{folder / CONFIG} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise InvalidInput(f"{folder / CONFIG} is no JSON object")
-    return found
+    return opened.adapter_of(chosen), files_of(opened, chosen, repository)

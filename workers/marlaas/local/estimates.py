@@ -92,7 +92,7 @@ class Rates(BaseModel):
 class Estimate:
     """Estimate of a job. rows: demonstrations. work: None if it is not known. most_tokens: if every reply is as long as allowed.
 
-    at: when the rates were measured, in unix seconds.
+    scored: tokens of replies that a teacher scores (`distill`), as many as the students generate in training; a bound without `work`. at: when the rates were measured, in unix seconds.
     """
 
     job: str
@@ -100,6 +100,7 @@ class Estimate:
     episodes: int
     evaluated: int
     most_tokens: int
+    scored: int = 0
     gpus: int = 0
     work: Work | None = None
     at: float = 0.0
@@ -178,14 +179,21 @@ def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates]) -> Estima
         rows=num["demonstration"],
         episodes=num["training"],
         evaluated=num["evaluation"],
-        most_tokens=most * spec.rollout.max_turns * len(spec.agents),
+        most_tokens=most * spec.rollout.max_turns * len(spec.called_agents),
+        scored=num["training"]
+        * spec.rollout.max_tokens
+        * spec.rollout.max_turns
+        * sum(one.trainable for one in spec.policies)
+        if spec.teacher
+        else 0,
         gpus=pool.rollout.gpus * pool.rollout.replicas + pool.trainer.gpus * pool.trainer.replicas,
     )
     for rates in sorted(known, key=lambda one: one.at, reverse=True):
         parts = {part: getattr(rates, part) for part, number in num.items() if number}
         if rates.like == wanted and None not in parts.values():
-            work = sum((one.times(num[part]) for part, one in parts.items()), Work())
-            return replace(found, work=work, at=rates.at)
+            works = {part: one.times(num[part]) for part, one in parts.items()}
+            scored = round(works["training"].tokens) if spec.teacher and "training" in works else 0
+            return replace(found, work=sum(works.values(), Work()), scored=scored, at=rates.at)
     return found
 
 
@@ -212,6 +220,7 @@ def facts(one: Estimate) -> dict[str, object]:
         "episodes": one.episodes,
         "evaluationEpisodes": one.evaluated,
         "tokens": one.most_tokens if work is None else round(work.tokens),
+        "teacherTokens": one.scored,
         "isUpperBound": work is None,
         "seconds": None if work is None else work.seconds,
         "engineSeconds": None if work is None else work.engine_s,
@@ -260,7 +269,10 @@ def _amounts(one: Estimate) -> str:
     tokens = (
         f"at most {one.most_tokens:,} tokens" if one.work is None else f"about {_rounded(one.work.tokens):,} tokens"
     )
-    return ", ".join([*parts, *([tokens] if one.episodes or one.evaluated else [])]) or "nothing to play"
+    most = "at most" if one.work is None else "about"
+    scored = f"of which a teacher scores {most} {_rounded(one.scored) if one.work else one.scored:,}"
+    told = [*([tokens] if one.episodes or one.evaluated else []), *([scored] if one.scored else [])]
+    return ", ".join([*parts, *told]) or "nothing to play"
 
 
 def _time(one: Estimate) -> str:

@@ -26,7 +26,9 @@ from marlaas.local.messages import RunNotifier
 from marlaas.local.modules import changed_data, changed_modules, data_files, module_files
 from marlaas.local.preparation import is_unseen, prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
+from marlaas.local.pushing import HubExporter, require_hub
 from marlaas.local.recorder import Recorder
+from marlaas.local.records import OpenedJob
 from marlaas.local.report import Report
 from marlaas.local.results import JobResult, all_succeeded
 from marlaas.local.server import Existing, message_server
@@ -146,6 +148,7 @@ class _Run:
         require(wanted.jobs)
         for job in wanted.jobs:
             require_urls(job)
+            require_hub(job)
         with hold(self._request.out) as folder:
             if manifest := piped(self._request.files):
                 write(folder.piped, manifest)
@@ -169,7 +172,8 @@ class _Run:
                 if not record.jobs:
                     self._estimate(jobs, pools)
                 results = await self._serve(folder, _Content(jobs, pools, wanted.folders), guard)
-            return self._end(folder, pools, results)
+            code = self._end(folder, pools, results)
+            return code if await self._push(folder, pools, results) else max(code, EXIT_FAILED)
 
     @property
     def continuing(self) -> str:
@@ -262,6 +266,13 @@ class _Run:
             await feed.close(watch.jobs, ends)
             await notifier.tell(watch.jobs, {one.document.ref.key: one.progress for one in results if one.progress})
             return results
+
+    async def _push(self, folder: OutFolder, pools: Sequence[PoolDocument], results: Sequence[JobResult]) -> bool:
+        """Upload the adapters of `export.hub`, and return whether the hub has all of them."""
+        exporter, named = HubExporter(folder.state / "pushed", self._display.note), {pool.name: pool for pool in pools}
+        jobs = [OpenedJob(one.document, named, folder.job(one.document.ref), one.progress) for one in results]
+        pushed = [await asyncio.to_thread(exporter.push, job) for job in jobs]
+        return all(pushed)
 
     def _existing(self) -> Existing | None:
         return None if self._request.nats is None else Existing(self._request.nats, self._request.creds)

@@ -151,9 +151,10 @@ def _named_at(job: RLJob, pool: str) -> Loc:
 
 def _laptops(job: RLJob) -> Iterator[Problem]:
     """Yield settings that `marlaas run` supports and a cluster does not: modules beside the manifest, export folders, TensorBoard."""
-    for key, given in (("path", job.spec.export.path), ("trackers", "tensorboard" in job.spec.export.trackers)):
+    export = job.spec.export
+    for key, given in (("path", export.path), ("hub", export.hub), ("trackers", "tensorboard" in export.trackers)):
         if given:
-            what = "only `marlaas run`" if key == "path" else "tensorboard writes files, so only `marlaas run`"
+            what = "tensorboard writes files, so only `marlaas run`" if key == "trackers" else "only `marlaas run`"
             yield Problem(("spec", "export", key), f"{what} supports it; a cluster ignores it")
     suites = enumerate(job.spec.evaluation.suites)
     own: list[tuple[Loc, str]] = [(("spec", "environment", "name"), job.spec.environment.name or "")]

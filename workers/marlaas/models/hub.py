@@ -82,6 +82,18 @@ def upload(
     raise AssertionError("the last attempt returns or raises")
 
 
+def require_token() -> None:
+    """Check that an upload can be tried. Raises UploadRefused without a token, HubUnavailable if uploads are forbidden, MissingPackage."""
+    try:
+        from huggingface_hub import get_token
+    except ImportError as error:
+        raise MissingPackage("nothing can be uploaded to the hub", error) from error
+    if is_offline():
+        raise HubUnavailable("HF_HUB_OFFLINE forbids uploads; unset it")
+    if get_token() is None:
+        raise UploadRefused("set HF_TOKEN to a token of the hub that may write, or run `hf auth login`")
+
+
 def _upload(repository: str, files: Mapping[str, Path | bytes], is_private: bool) -> str:
     from huggingface_hub import CommitOperationAdd, HfApi
 
