@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu import shapes
-from marlaas_worker.trainer.lean_layers import replace_layers
+from marlaas_worker.trainer.memory import Recomputed
 from marlaas_worker.trainer.model import BaseModel
 
 META = torch.device("meta")
@@ -26,16 +26,22 @@ def main(words: Sequence[str] = ()) -> None:
     parser = shapes.options("operations", __doc__)
     parser.add_argument("--batches", default="2x2048", help="rows x tokens of the batches")
     chosen = parser.parse_args(words)
-    columns = ("shape", "batch", "operations", "most frequent", "KiB a token and layer")
+    columns = ("shape", "batch", "recomputed", "operations", "most frequent", "KiB a token and layer")
     shapes.show(columns, _rows(chosen))
 
 
 def _rows(chosen: argparse.Namespace) -> Iterator[Sequence[Any]]:
     for batch in chosen.batches.split(","):
         rows, width = (int(number) for number in batch.split("x"))
-        found = count(chosen.shape, rows, width)
-        often = ", ".join(f"{name} {number}" for name, number in found.operations.most_common(8))
-        yield chosen.shape, batch, found.operations.total(), often, f"{found.kept_bytes / 1024:.1f}"
+        for side, plan in PLANS.items():
+            found = count(chosen.shape, rows, width, plan=plan)
+            often = ", ".join(f"{name} {number}" for name, number in found.operations.most_common(8))
+            yield chosen.shape, batch, side, found.operations.total(), often, f"{found.kept_bytes / 1024:.1f}"
+
+
+ALL = 1 << 20
+PLANS = {"nothing": Recomputed(), "MLPs": Recomputed(mlps=ALL), "layers": Recomputed(layers=ALL)}
+"""What a pass recomputes."""
 
 
 class Counts(NamedTuple):
@@ -45,7 +51,9 @@ class Counts(NamedTuple):
     kept_bytes: float
 
 
-def count(shape: str, rows: int, width: int, num_layers: int | None = None) -> Counts:
+def count(
+    shape: str, rows: int, width: int, num_layers: int | None = None, plan: Recomputed = PLANS["nothing"]
+) -> Counts:
     """Count the second pass of a bfloat16 model with an adapter on every linear layer: the first one also copies the adapter."""
     with Operations(), mock.patch.object(nn.functional, "scaled_dot_product_attention", _attention):
         base, num_layers = _base_model(shape, num_layers)
@@ -55,7 +63,7 @@ def count(shape: str, rows: int, width: int, num_layers: int | None = None) -> C
         base.backward(base.logprobs(adapter, batch, 1.0).sum(), batch)
         kept = _Kept([adapter.flat, *base._model.parameters()])
         with Operations() as seen:
-            with saved_tensors_hooks(kept.note, lambda tensor: tensor):
+            with saved_tensors_hooks(kept.note, lambda tensor: tensor), base._recompute.always(plan):
                 loss = base.logprobs(adapter, batch, 1.0).sum()
             base.backward(loss, batch)
     return Counts(seen.counted, sum(kept.sizes.values()) / batch.num_padded_tokens / num_layers)
@@ -71,7 +79,7 @@ def _base_model(shape: str, num_layers: int | None) -> tuple[BaseModel, int]:
     base = BaseModel.__new__(BaseModel)  # its constructor reads a folder, and tests the architecture on numbers
     base.device, base._name, base._hub = META, shape, None
     base._adopt(model, None)
-    assert all(replace_layers(base._decoder).values())
+    assert all(base.lean_layers.values())
     return base, config.num_hidden_layers
 
 

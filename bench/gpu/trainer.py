@@ -20,6 +20,7 @@ from bench.gpu import shapes
 from marlaas_worker.adapters import tensor_digests, write_adapter
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.lora import AttachedAdapter, initial_weights
+from marlaas_worker.trainer.memory import Recomputed
 from marlaas_worker.trainer.model import BaseModel
 
 
@@ -85,14 +86,15 @@ def _plain(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatch], N
 
 
 def _ours(
-    folder: Path, chosen: argparse.Namespace, activation_bytes: int | None = None
+    folder: Path, chosen: argparse.Namespace, activation_bytes: int | None = None, plan: Recomputed | None = None
 ) -> Callable[[MicroBatch], None]:
     base = shapes.base_model(chosen, folder, activation_bytes)
     adapter = _attach(base, 0)
     optimizer = torch.optim.AdamW(adapter.parameters.values(), lr=1e-4)
 
     def step(batch: MicroBatch) -> None:
-        base.backward(_loss(base.logprobs(adapter, batch, 1.0), batch), batch)
+        with base._recompute.always(plan):
+            base.backward(_loss(base.logprobs(adapter, batch, 1.0), batch), batch)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -103,7 +105,16 @@ def _recomputed(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatc
     return _ours(folder, chosen, activation_bytes=0)
 
 
-SIDES = {"plain PEFT": _plain, "ours": _ours, "ours, layers recomputed": _recomputed}
+def _mlps_recomputed(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatch], None]:
+    return _ours(folder, chosen, plan=Recomputed(mlps=1 << 20))
+
+
+SIDES = {
+    "plain PEFT": _plain,
+    "ours": _ours,
+    "ours, MLPs recomputed": _mlps_recomputed,
+    "ours, layers recomputed": _recomputed,
+}
 
 
 def _loss(logprobs: Tensor, batch: MicroBatch) -> Tensor:

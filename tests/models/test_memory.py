@@ -137,3 +137,13 @@ def test_a_trainers_plan_is_within_a_tenth_of_peaks_measured_on_a_card(name, tok
     plan, sizes = memory_plan.trainer_plan(llama(name), spec, [job(tokens, (16, []))])
     assert (plan.total - plan.context) / GIB == pytest.approx(peak, rel=0.1)
     assert token_mib is None or sizes.kept / 2**20 == pytest.approx(token_mib, rel=0.02)
+    for limit, kept in (
+        (sizes.recomputed, sizes.recomputed),
+        (sizes.kept / 2, sizes.kept / 2),
+        (sizes.kept * 2, sizes.kept),
+    ):
+        spec = pool(trainer={"activationBytes": str(int(tokens * limit))}, maxRank=16)
+        plan, _ = memory_plan.trainer_plan(llama(name), spec, [job(tokens, (16, []))])
+        assert plan.activations == pytest.approx(tokens * kept), (
+            "only as many layers are recomputed as the limit demands"
+        )

@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from marlaas_worker.adapters import AdapterInvalid, write_adapter
 from marlaas_worker.base_model import ModelUnusable
+from marlaas_worker.trainer import memory
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.batching import collate as collate_rows
 from marlaas_worker.trainer.learner import Learner
@@ -259,13 +260,22 @@ def batches(base):
     return [collate([segment(1, 3, 40), segment(2, 6, 30)]), with_shared_beginnings(base)[0]]
 
 
-def test_recomputed_layers_give_the_same_bits(tiny_model):
-    often, never = BaseModel(str(tiny_model), activation_bytes=0), BaseModel(str(tiny_model))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("plan", rows(__file__, "recomputed"), ids=str)
+def test_recomputed_layers_and_mlps_give_the_same_bits_and_keep_less(tiny_model, monkeypatch, plan, dtype):
+    often, never = (BaseModel(str(tiny_model), activation_bytes=most, dtype=dtype) for most in (0, None))
     twice, once = attach(often, 1), attach(never, 1)
+    monkeypatch.setattr(memory, "cheapest", lambda *_: memory.Recomputed(*plan))
     for batch in batches(never):
         assert torch.equal(often.logprobs(twice, batch, 0.7), never.logprobs(once, batch, 0.7))
         expected = gradients(never, once, batch)
         assert all(torch.equal(value, expected[name]) for name, value in gradients(often, twice, batch).items())
+        assert size(kept(often, twice, batch)) < size(kept(never, once, batch))
+
+
+@pytest.mark.parametrize(("excess", "layer", "mlp", "expected"), rows(__file__, "cheapest"))
+def test_the_cheapest_recomputation_that_fits_is_chosen(excess, layer, mlp, expected):
+    assert memory.cheapest(excess, memory.Part(*layer), memory.Part(*mlp), 4) == tuple(expected)
 
 
 def test_a_dropped_base_model_leaves_no_tensor(tiny_model):
@@ -285,7 +295,8 @@ def test_a_micro_batch_keeps_no_more_than_it_may_or_next_to_nothing(tiny_model):
     bounded = BaseModel(str(tiny_model), activation_bytes=limit)
     within = attach(bounded, 1)
     sizes = [size(kept(bounded, within, batch)) for batch in (small, big)]
-    free = size(kept(plain, adapter, big))
-    assert free > limit
+    bounded.limit_activations(0)
+    free, least = size(kept(plain, adapter, big)), size(kept(bounded, within, big))
+    assert least < 0.3 * free
+    assert least < sizes[1] < limit < free, "no more layers are recomputed than must be"
     assert sizes[0] < limit
-    assert sizes[1] < 0.3 * free

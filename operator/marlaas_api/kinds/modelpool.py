@@ -190,8 +190,8 @@ class TrainerWorkers(WorkersSpec):
 
     activation_bytes: Quantity | None = Field(
         None,
-        description="Maximum memory for the activations of one micro-batch, in bytes. A micro-batch that needs more uses gradient checkpointing: it stores "
-        "only each layer's input and recomputes the layer in the backward pass. The result is the same; the time grows by up to half. Absent: on a GPU "
+        description="Maximum memory for the activations of one micro-batch, in bytes. A micro-batch that needs more uses gradient checkpointing: as many "
+        "layers as necessary store only their input and are recomputed in the backward pass. The result is the same; the time grows by up to half. Absent: on a GPU "
         "three quarters of what the card has left once the base model is loaded; on a CPU 2Gi, enough for 1,750 tokens of a 135M-parameter model.",
     )
 

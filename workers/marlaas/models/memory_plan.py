@@ -156,7 +156,8 @@ def trainer_plan(
 ) -> tuple[TrainerPlan, MicroBatches]:
     """Return the plan of a trainer on a GPU, with the agents of the largest job, or one agent at `maxRank`, and its activations.
 
-    An unset `activationBytes` is a part of the memory of the largest micro-batch with recomputed layers, and `spare`.
+    An unset `activationBytes` is a part of the memory of the largest micro-batch with recomputed layers, and `spare`. Activations that
+    need more than the limit take the limit, because no more layers are recomputed than necessary (`trainer.memory`).
     """
     number, (rank, tokens) = number_bytes(spec, on_gpu=True), planned_tokens(spec, jobs)
     kept, given = kept_bytes(facts, number, rank), spec.trainer.activation_bytes
@@ -166,7 +167,7 @@ def trainer_plan(
     plan = TrainerPlan(
         weights=facts.num_parameters * number,
         agents=max(job_bytes(facts, spec.max_rank, jobs)),
-        activations=int(tokens * (kept if tokens * kept <= sizes.limit else recomputed)),
+        activations=int(min(tokens * kept, max(tokens * recomputed, sizes.limit))),
         workspace=CHUNK_COPIES * CHUNK_BYTES + 4 * number * tokens * _widest(facts),
         context=CONTEXT_BYTES,
     )

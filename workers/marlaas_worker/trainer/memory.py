@@ -1,9 +1,10 @@
 """Device memory of micro-batches: gradient checkpointing where activations would not fit, and the budget after a failure.
 
-A micro-batch whose activations would not fit keeps only each layer's input. The backward pass recomputes the layer by
-the same kernels on the same numbers (there is no dropout), so the results are bitwise equal if the kernels are
-deterministic. It takes about half more time than forward and backward otherwise take. The memory per token is measured,
-not estimated from the architecture.
+Where the activations of a micro-batch would not fit, some layers keep only their input, or only the input of their MLP.
+The backward pass recomputes the rest by the same kernels on the same numbers (there is no dropout), so the results are
+bitwise equal if the kernels are deterministic, whatever is recomputed. As few layers are recomputed as the memory
+allows; all of them cost about half more time than forward and backward otherwise take. The memory per token is
+measured, not estimated from the architecture.
 
 The packing of rows decides the order in which gradients are summed, and in 16 bits another packing moves gradients by
 up to several percent. So micro-batches are cut by the step's content and token budget alone, never by free memory. The
@@ -12,9 +13,11 @@ micro-batch, and it is committed with the step's version. Only whether a micro-b
 """
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -76,27 +79,101 @@ def lowered_budget(budget: int, rows: Sequence[Row]) -> int:
     return max(1, budget)
 
 
+class Recomputed(NamedTuple):
+    """What a pass recomputes: the first `layers` layers, and the MLPs of the `mlps` layers after them.
+
+    The first ones, because the backward pass has then freed the later layers before it needs room to recompute one.
+    """
+
+    layers: int = 0
+    mlps: int = 0
+
+
+class Part(NamedTuple):
+    """A part of each layer that can be recomputed. saved: bytes that it need not keep then. cost: any unit of time."""
+
+    saved: float
+    cost: float
+
+
+def cheapest(excess: float, layer: Part, mlp: Part, num_layers: int) -> Recomputed:
+    """Return what saves `excess` bytes at the least cost; all layers if nothing does."""
+    best = Recomputed(num_layers), num_layers * layer.cost
+    for layers in range(num_layers + 1):
+        mlps = math.ceil(max(0.0, excess - layers * layer.saved) / max(1.0, mlp.saved))
+        cost = layers * layer.cost + mlps * mlp.cost
+        if layers + mlps <= num_layers and cost < best[1]:
+            best = Recomputed(layers, mlps), cost
+    return best[0]
+
+
+_ATTENTION_PRICE = 2
+"""Time of a multiplication in attention, in that of one in a large matrix product. On an H200 attention's forward pass has 0.8 of the rate
+of such products, or 0.2 to 0.4 by the kernels that a strict job may use."""
+
+
 class LayerRecompute:
-    """Recomputation of the decoder's layers in the backward pass, switched per forward pass.
+    """Recomputation of the decoder's layers, or of their MLPs, in the backward pass, chosen per forward pass.
+
+    Wraps the `forward` of layers and MLPs, so it comes after everything else that replaces them.
 
     max_bytes: most bytes that activations may take; None never recomputes. bytes_per_token: activation bytes per
-    token, 0 until measured.
+    token without recomputation, 0 until measured.
     """
 
     def __init__(self, decoder: nn.Module, max_bytes: int | None) -> None:
         self.max_bytes = max_bytes
         self.bytes_per_token = 0.0
-        self._decoder = decoder
-        self._is_on = False
-        for layer in decoder.modules():
-            if isinstance(layer, GradientCheckpointingLayer):
-                layer.forward = self._twice(layer.forward)
+        self._saved = [0.0, 0.0]  # bytes per token that recomputation of a layer saves, and of its MLP
+        self._decoder: Any = decoder
+        self._now = Recomputed()
+        self._given: Recomputed | None = None
+        self._layers: list[Any] = [one for one in decoder.modules() if isinstance(one, GradientCheckpointingLayer)]
+        for place, layer in enumerate(self._layers):
+            layer.forward = self._twice(layer.forward, partial(self._recomputes_layer, place))
+            if isinstance(getattr(layer, "mlp", None), nn.Module):
+                layer.mlp.forward = self._twice(layer.mlp.forward, partial(self._recomputes_mlp, place))
 
     def measure(self, forward: Callable[[], object], num_tokens: int, adapter: Tensor) -> None:
-        """Measure the bytes per token that a forward pass over `num_tokens` tokens keeps for its backward pass.
+        """Measure the bytes per token that a forward pass over `num_tokens` tokens keeps for its backward pass, and what recomputation saves.
 
         Weights are not counted. adapter: the buffer of those that are not part of the decoder.
         """
+        num_layers = len(self._layers)
+        plans = Recomputed(), Recomputed(num_layers), Recomputed(mlps=num_layers)
+        kept, *others = (self._kept(forward, adapter, plan) / num_tokens for plan in plans)
+        self.bytes_per_token = kept
+        self._saved = [(kept - other) / max(1, num_layers) for other in others]
+
+    @contextmanager
+    def choose(self, num_rows: int, width: int, mask_bytes: int) -> Iterator[None]:
+        """Within the context, recompute as little as keeps the activations within max_bytes.
+
+        num_rows, width: of the forward pass's padded rows. mask_bytes: size of its attention mask, which counts towards
+        the limit.
+        """
+        needed = self.bytes_per_token * num_rows * width + mask_bytes
+        plan = self._given or Recomputed()
+        if self._given is None and self.max_bytes is not None and needed > self.max_bytes:
+            pairs = zip(self._saved, self._costs(width), strict=True)
+            layer, mlp = (Part(num_rows * width * saved, cost) for saved, cost in pairs)
+            plan = cheapest(needed - self.max_bytes, layer, mlp, len(self._layers))
+        self._now = plan
+        try:
+            yield
+        finally:
+            self._now = Recomputed()
+
+    @contextmanager
+    def always(self, plan: Recomputed | None) -> Iterator[None]:
+        """Within the context, recompute this in each forward pass, and with None what fits; for measurements."""
+        self._given = plan
+        try:
+            yield
+        finally:
+            self._given = None
+
+    def _kept(self, forward: Callable[[], object], adapter: Tensor, plan: Recomputed) -> int:
         weights = {weight.untyped_storage().data_ptr() for weight in (*self._decoder.parameters(), adapter)}
         kept: dict[int, int] = {}
 
@@ -106,29 +183,34 @@ class LayerRecompute:
                 kept[storage.data_ptr()] = storage.nbytes()
             return tensor.detach()  # the tensor itself would form a cycle through its graph, which is never freed
 
-        with saved_tensors_hooks(count, lambda tensor: tensor):
+        with saved_tensors_hooks(count, lambda tensor: tensor), self.always(plan):
             graph = forward()
-        self.bytes_per_token = sum(kept.values()) / num_tokens
         del graph  # kept until here: memory of a freed tensor could be reused and counted under the same address
+        return sum(kept.values())
 
-    @contextmanager
-    def choose(self, num_tokens: int, mask_bytes: int) -> Iterator[None]:
-        """Within the context, recompute layers if the activations would exceed max_bytes.
+    def _costs(self, width: int) -> tuple[float, float]:
+        """Return the multiplications of a token in a layer and in its MLP, in rows of `width` tokens."""
+        if not self._layers:
+            return 0.0, 0.0
+        first = self._layers[0]
+        whole, mlp = (_num_weights(part) for part in (first, getattr(first, "mlp", None)))
+        hidden = int(self._decoder.config.get_text_config().hidden_size)
+        return whole + _ATTENTION_PRICE * width * hidden, mlp
 
-        num_tokens: padded tokens of the forward pass. mask_bytes: size of its attention mask, which counts towards
-        the limit.
-        """
-        needed = self.bytes_per_token * num_tokens + mask_bytes
-        self._is_on = self.max_bytes is not None and needed > self.max_bytes
-        try:
-            yield
-        finally:
-            self._is_on = False
+    def _recomputes_layer(self, place: int) -> bool:
+        return place < self._now.layers
 
-    def _twice(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def _recomputes_mlp(self, place: int) -> bool:
+        return 0 <= place - self._now.layers < self._now.mlps
+
+    def _twice(self, forward: Callable[..., Any], is_on: Callable[[], bool]) -> Callable[..., Any]:
         def chosen(*args: Any, **kwargs: Any) -> Any:
-            if self._is_on and torch.is_grad_enabled():
+            if is_on() and torch.is_grad_enabled():
                 return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
             return forward(*args, **kwargs)
 
         return chosen
+
+
+def _num_weights(module: nn.Module | None) -> int:
+    return sum(weight.numel() for weight in module.parameters()) if isinstance(module, nn.Module) else 0

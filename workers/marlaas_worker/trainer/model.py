@@ -46,15 +46,16 @@ class BaseModel:
 
     linear_layers: short names of the layers that an adapter may target (`q_proj`): the decoder's linear layers without
     routers and experts, as the engine's.
+    lean_layers: see `lean_layers.replace_layers`.
     pairs_per_token: argument of `rows.pack_prefix_tree`; 0 if the architecture cannot share prefixes. With hidden
     size H, a layer costs about 24 H^2 operations per token, and 4 H per pair of tokens in its attention.
 
     Args:
         path: folder of the model.
         device: None: see `devices.uses_gpu`.
-        activation_bytes: if a micro-batch's activations need more memory, its layers are recomputed in the
-            backward pass. The results are bitwise equal (on a GPU within `compute.deterministic(True)`), and a step
-            takes up to half longer. None: never recompute.
+        activation_bytes: if a micro-batch's activations need more memory, as many layers as necessary are recomputed
+            in the backward pass. The results are bitwise equal (on a GPU within `compute.deterministic(True)`), and a
+            step takes up to half longer. None: never recompute.
         dtype: None: float32 on a CPU, bfloat16 on a GPU.
         hub: the model's repository, which adapters name as their base; None: they have the folder's name.
 
@@ -77,7 +78,6 @@ class BaseModel:
         self._hub = hub
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
         self._adopt(load_base_model(Path(path), dtype).to(self.device), activation_bytes)
-        replace_layers(self._decoder)
         check_head(self._model, self._name)
         with torch.no_grad():
             shares = shares_prefixes(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
@@ -91,6 +91,7 @@ class BaseModel:
         self.linear_layers = tuple(sorted({name.rsplit(".", 1)[-1] for name in self._layers}))
         self._active = ActiveAdapter()
         adapt_layers(model, self._layers, self._active)
+        self.lean_layers = replace_layers(self._decoder)
         self._recompute = LayerRecompute(self._decoder, activation_bytes)
         self._attached: dict[str, AttachedAdapter] = {}
         self._numbers = itertools.count(1)
@@ -218,7 +219,8 @@ class BaseModel:
 
     def _recomputing(self, batch: MicroBatch) -> AbstractContextManager[None]:
         mask_bytes = batch.num_masked_pairs * self._head.weight.element_size()
-        return self._recompute.choose(batch.num_padded_tokens, mask_bytes)
+        num_rows, width = batch.ids.shape
+        return self._recompute.choose(num_rows, width, mask_bytes)
 
     def _before(self, adapter: AttachedAdapter | None, batch: MicroBatch) -> Tensor:
         """Return the hidden states [N, H] from which the generated tokens are predicted."""
