@@ -130,11 +130,9 @@ async def _check_probes(engine: Engine, manifest: Manifest, adapter: LoadedAdapt
             raise ProofFailed(adapter.name, Check.PROBES, str(error)) from error
         gap = mean_gap(scores, expected)
         if gap <= bound:
-            break
-    else:
-        text = (
-            f"mean |difference of logprobs| {gap:.2e} over {len(expected)} tokens, the tolerance in "
-            f"{engine.limits.dtype} is {bound:.2e}"
-        )
-        raise ProofFailed(adapter.name, Check.PROBES, text)
-    return gap
+            return gap
+    text = (
+        f"mean |difference of logprobs| {gap:.2e} over {len(expected)} tokens, the tolerance in "
+        f"{engine.limits.dtype} is {bound:.2e}"
+    )
+    raise ProofFailed(adapter.name, Check.PROBES, text)
