@@ -10,7 +10,7 @@ import random
 from collections import defaultdict
 from dataclasses import replace
 
-from tests.rollout.service.scripted import LIMITS, CharacterTokenizer, ScriptedEngine, gain, write_version
+from tests.rollout.service.scripted import LIMITS, SELF_TEST, CharacterTokenizer, ScriptedEngine, gain, write_version
 from tests.tables import data
 
 from marlaas_api import subjects, wire
@@ -32,6 +32,8 @@ class SigningEngine(ScriptedEngine):
         return f"{gain(self._held[adapter]):+.5f}"
 
     async def generate(self, request, adapter, prompt_ids, sampling, began=None):
+        if adapter.name.startswith(SELF_TEST):
+            return await super().generate(request, adapter, prompt_ids, sampling)
         self._check()
         rng, signature = random.Random(sampling.seed), self.signature(adapter)
         await asyncio.sleep(rng.choice((0.0, 0.0, 0.001)))
