@@ -195,7 +195,7 @@ async def test_a_lost_fork_server_is_replaced(harness, tmp_path, monkeypatch):
 
 
 async def test_a_fork_server_that_no_longer_obeys_is_replaced(harness, monkeypatch):
-    monkeypatch.setattr("marlaas_worker.sandbox.server._END_S", 0.2)
+    monkeypatch.setattr("marlaas_worker.sandbox.server._SILENCE_S", 0.2)
     first, second = await harness.play("stops_the_fork_server", group_size=2, concurrency=1)
     assert (first.rewards, second.rewards) == ({"policy": 1.0}, {"policy": 1.0})
 
@@ -235,6 +235,6 @@ async def test_a_kill_that_is_reported_late_or_never_is_not_the_policys(harness,
 
     monkeypatch.setattr(Server, "order", order)
     if not goes_on:
-        monkeypatch.setattr("marlaas_worker.sandbox.server._END_S", 0.2)
+        monkeypatch.setattr("marlaas_worker.sandbox.server._SILENCE_S", 0.2)
     (episode,) = await harness.play(name, args={"file": str(file)})
     assert episode.fault is fault, episode.fault_text

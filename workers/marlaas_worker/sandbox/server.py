@@ -24,7 +24,9 @@ _STACK_S = 2.0
 _OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
 _END_S = 10.0
-_MAX_EXTENSIONS = 12
+_SILENCE_S = 30.0
+"""Longest time without a report while ends are due. On a machine with a load of 32, a healthy fork server was silent for more than ten seconds."""
+_MAX_EXTENSIONS = 4
 
 INVALID_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Exceptions raised by malformed reports. Deeply nested JSON raises RecursionError, which is not a ValueError."""
@@ -82,7 +84,7 @@ class Child:
             if self.ended.done() or heard == self.server.num_reports:
                 break
             heard = self.server.num_reports
-            await asyncio.wait({self.ended}, timeout=_END_S)
+            await asyncio.wait({self.ended}, timeout=_SILENCE_S)
         if not self.ended.done():
             log.warning("the fork server does not report an episode's end: it is killed, with all its episodes")
             self.server.kill()
