@@ -110,7 +110,7 @@ def test_a_manifests_adapters_are_uploaded_once_each_and_a_failure_says_how_to_r
     }
     assert sum("/commit/" in one for one in hub.asked) == 3, "one refused, and one for each agent"
     failed, *told = notes
-    assert failed.endswith(f"then upload it with: marlaas push {found.folder} acme/sums-policy --agent policy")
+    assert failed.endswith(f"then upload it with: marlaas push {found.folder} acme/sums-policy --agent policy --public")
     assert told == [
         f"a/one: version {version} of agent {name} is at {hub.url}/acme/sums-{name}"
         for name, version in (("critic", 2), ("policy", 2))

@@ -44,7 +44,7 @@ class HubExporter:
         try:
             address = upload(repository, files_of(job, agent, repository), is_private=hub.private)
         except InvalidInput as error:
-            again = f"marlaas push {job.folder} {repository} --agent {agent}"
+            again = f"marlaas push {job.folder} {repository} --agent {agent}{'' if hub.private else ' --public'}"
             self.note(f"{job.name}: spec.export.hub: {error}; then upload it with: {again}")
             return False
         self.marks.mkdir(parents=True, exist_ok=True)
