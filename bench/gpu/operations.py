@@ -41,7 +41,7 @@ def _rows(chosen: argparse.Namespace) -> Iterator[Sequence[Any]]:
 
 ALL = 1 << 20
 PLANS = {"nothing": Recomputed(), "MLPs": Recomputed(mlps=ALL), "layers": Recomputed(layers=ALL)}
-"""What a pass recomputes."""
+"""Parts of the decoder that the backward pass computes again, by the name of the table's row."""
 
 
 class Counts(NamedTuple):

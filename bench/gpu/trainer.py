@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu import shapes
+from bench.gpu.operations import PLANS
 from marlaas_worker.adapters import tensor_digests, write_adapter
 from marlaas_worker.trainer.batching import MicroBatch
 from marlaas_worker.trainer.lora import AttachedAdapter, initial_weights
@@ -106,7 +107,7 @@ def _recomputed(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatc
 
 
 def _mlps_recomputed(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatch], None]:
-    return _ours(folder, chosen, plan=Recomputed(mlps=1 << 20))
+    return _ours(folder, chosen, plan=PLANS["MLPs"])
 
 
 SIDES = {

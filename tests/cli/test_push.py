@@ -116,6 +116,9 @@ def test_a_manifests_adapters_are_uploaded_once_each_and_a_failure_says_how_to_r
         for name, version in (("critic", 2), ("policy", 2))
     ]
     require_hub(document)
+    taken = {**spec, "export": {"hub": {"repo": "acme/sums.git"}}, "agents": agents[:1]}
+    with pytest.raises(InvalidInput, match=r"acme/sums.git is no name that the hub takes"):
+        require_hub(job_document("one", spec=taken))
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(InvalidInput, match=r"job a/one: spec\.export\.hub: set HF_TOKEN"):
         require_hub(document)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from bench import hub_server
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tests.local.runs import JOB, POOL, mark_of, placed, share_of
 from tests.tables import data
@@ -34,18 +35,26 @@ STEPS = {"reverse": FIRST, "spell": 3, "other": 3, "added": 2}
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     """A folder in which a run was changed and stopped, continued, killed with its runner, and ended."""
-    with placed(tmp_path_factory.mktemp("story")) as here:
+    with (
+        placed(tmp_path_factory.mktemp("story")) as here,
+        hub_server.serving() as hub,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in {"HF_ENDPOINT": hub.url, "HF_TOKEN": hub_server.TOKEN, "HF_HUB_OFFLINE": "0"}.items():
+            patch.setenv(name, value)
         stop_a_run(here)
-        continue_it(here)
+        continue_it(here, hub)
         kill_the_runner(here)
         yield here
 
 
 def write_jobs(place, **steps: int):
-    """Write the manifest; `reverse` is told to a tracker, and `other` belongs to another tenant."""
+    """Write the manifest; `reverse` is told to a tracker and uploaded to the hub, and `other` belongs to another tenant."""
     place.write(**steps)
     manifest = place.folder / "jobs.yaml"
-    text = manifest.read_text().replace("training:", "export: {trackers: [tensorboard]}\n  training:", 1)
+    text = manifest.read_text().replace(
+        "training:", "export: {trackers: [tensorboard], hub: {repo: acme/reverse}}\n  training:", 1
+    )
     moved = text.replace("name: other, namespace: team-a", "name: other, namespace: team-b")
     manifest.write_text(moved + data(__file__, "tenant"))
 
@@ -118,21 +127,26 @@ def change(place, run):
     assert command(place, "cancel", "extra").startswith("team-a/extra: cancelled;")
 
 
-def continue_it(place):
-    """The same command goes on. Once more, it prints the summary and starts nothing; manifests that do not fit are refused."""
+def continue_it(place, hub):
+    """The same command goes on. Once more, it prints the summary and starts nothing; manifests that do not fit are refused.
+
+    The hub refuses the first upload, which the second command repeats.
+    """
     refused(place, "job team-a/added was started in this output folder and is missing from the manifests")
     write_jobs(place, **STEPS, extra=3)
     refused(place, "has the files of a cancelled job")
     write_jobs(place, **STEPS)
     place.go()
+    hub.failures["commit"] = [403]
     run = place.start()
-    assert run.end() == 0
+    assert (run.end(), list(hub.models.values())) == (1, [(True, {})])
     assert run.processes() == []
     assert any("tensorboard --logdir" in str(line.get("message")) for line in run.told)
     again = place.start()
     assert again.end() == 0
-    assert [line["type"] for line in again.told] == ["note", "summary"]
-    assert again.told[-1]["jobs"] == place.summary()
+    assert [line["type"] for line in again.told] == ["note", "summary", "status", "note"]
+    assert again.told[1]["jobs"] == place.summary()
+    assert "adapter_config.json" in hub.models["acme/reverse"][1]
     write_jobs(place, **STEPS | {"reverse": FIRST - 1})
     refused(place, "spec.training.steps was 3 and is now 2")
 

@@ -143,7 +143,8 @@ def test_a_trainers_plan_is_within_a_tenth_of_peaks_measured_on_a_card(name, tok
         (sizes.kept * 2, sizes.kept),
     ):
         spec = pool(trainer={"activationBytes": str(int(tokens * limit))}, maxRank=16)
-        plan, _ = memory_plan.trainer_plan(llama(name), spec, [job(tokens, (16, []))])
+        plan, given = memory_plan.trainer_plan(llama(name), spec, [job(tokens, (16, []))], spare=1000)
+        assert given.left == plan.activations + 1000
         assert plan.activations == pytest.approx(tokens * kept), (
             "only as many layers are recomputed as the limit demands"
         )

@@ -145,6 +145,9 @@ def test_unset_activations_are_three_quarters_of_what_a_card_has_left(base, tiny
     memory = measure(base, pool_document(tiny_model))
     assert memory.activation_bytes / 2**30 == pytest.approx(0.75 * (9 - 0.75), abs=0.01), "without the head's logits"
     assert memory.room_bytes == int(0.8 * ((9 << 30) - memory.activation_bytes))
+    given = measure(base, pool_document(tiny_model, trainer={"activationBytes": "8Gi"}))
+    half = (9 << 30) // 2
+    assert [given.activation_bytes, given.room_bytes] == [half, int(0.8 * half)], "what agents get, activations leave"
     with pytest.raises(InvalidInput, match=r"a trainer needs 1.5 GiB, and 0.9 GiB may be used .in GiB, weights 0.0 "):
         agent_memory.refuse_small_card(pool_document(tiny_model))
 

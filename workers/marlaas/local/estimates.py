@@ -183,7 +183,7 @@ def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates]) -> Estima
         scored=num["training"]
         * spec.rollout.max_tokens
         * spec.rollout.max_turns
-        * sum(one.trainable for one in spec.policies)
+        * sum(one.trainable for one in spec.agents)
         if spec.teacher
         else 0,
         gpus=pool.rollout.gpus * pool.rollout.replicas + pool.trainer.gpus * pool.trainer.replicas,
@@ -192,7 +192,8 @@ def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates]) -> Estima
         parts = {part: getattr(rates, part) for part, number in num.items() if number}
         if rates.like == wanted and None not in parts.values():
             works = {part: one.times(num[part]) for part, one in parts.items()}
-            scored = round(works["training"].tokens) if spec.teacher and "training" in works else 0
+            trained = sum(one.trainable for one in spec.agents) / len(spec.called_agents)
+            scored = round(trained * works["training"].tokens) if spec.teacher and "training" in works else 0
             return replace(found, work=sum(works.values(), Work()), scored=scored, at=rates.at)
     return found
 

@@ -1,6 +1,7 @@
 """The files of an adapter that go to the Hugging Face hub, and the uploads that `export.hub` asks for at the end of a run."""
 
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 from marlaas.local.card import job_card
 from marlaas.local.curves import CURVE_FILE
 from marlaas.local.records import OpenedJob
-from marlaas.models.hub import require_token, upload
+from marlaas.models.hub import check_repository, require_token, upload
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Phase
 
@@ -32,8 +33,8 @@ class HubExporter:
         if hub is None or progress is None or progress.phase is not Phase.SUCCEEDED:
             return True
         versions = progress.versions | progress.promoted
-        trained = [one.name for one in job.document.spec.policies if one.trainable]
-        pushed = [self._push(job, hub.repository(name, len(trained)), name, versions.get(name, -1)) for name in trained]
+        named = repositories(job.document)
+        pushed = [self._push(job, at, name, versions.get(name, -1)) for name, at in named.items()]
         return all(pushed)
 
     def _push(self, job: OpenedJob, repository: str, agent: str, version: int) -> bool:
@@ -43,8 +44,9 @@ class HubExporter:
             return True
         try:
             address = upload(repository, files_of(job, agent, repository), is_private=hub.private)
-        except InvalidInput as error:
-            again = f"marlaas push {job.folder} {repository} --agent {agent}{'' if hub.private else ' --public'}"
+        except (InvalidInput, OSError, ValueError) as error:
+            public = () if hub.private else ("--public",)
+            again = shlex.join(["marlaas", "push", str(job.folder), repository, "--agent", agent, *public])
             self.note(f"{job.name}: spec.export.hub: {error}; then upload it with: {again}")
             return False
         self.marks.mkdir(parents=True, exist_ok=True)
@@ -53,11 +55,19 @@ class HubExporter:
         return True
 
 
+def repositories(job: JobDocument) -> dict[str, str]:
+    """Return the repository of each trained agent's adapter by the agent's name; empty without `export.hub`."""
+    hub, trained = job.spec.export.hub, [one.name for one in job.spec.policies if one.trainable]
+    return {} if hub is None else {name: hub.repository(name, len(trained)) for name in trained}
+
+
 def require_hub(job: JobDocument) -> None:
-    """Check before a run that its adapter can be uploaded, as far as this machine knows. Raises InvalidInput."""
+    """Check before a job plays that its adapters can be uploaded, as far as this machine knows. Raises InvalidInput."""
     if job.spec.export.hub is not None:
         try:
             require_token()
+            for name in repositories(job).values():
+                check_repository(name)
         except InvalidInput as error:
             raise InvalidInput(f"job {job.ref}: spec.export.hub: {error}") from None
 

@@ -148,7 +148,6 @@ class _Run:
         require(wanted.jobs)
         for job in wanted.jobs:
             require_urls(job)
-            require_hub(job)
         with hold(self._request.out) as folder:
             if manifest := piped(self._request.files):
                 write(folder.piped, manifest)
@@ -159,9 +158,11 @@ class _Run:
             self._cancelled = record.cancelled
             documents.refuse_other_models(record.pools, wanted.pools)
             if record.finished and jobs == record.jobs:
-                return self._finished_before(folder, record)
+                return await self._finished_before(folder, record)
             ended = {progress.uid: progress for progress in record.progress if progress.phase.final}
             playing = [job for job in jobs if job.uid not in ended or not plan.settled(job, ended[job.uid])]
+            for job in playing:
+                require_hub(job)
             self._modules = {**record.modules, **module_files(playing, wanted.folders)}
             self._data = {**record.data, **data_files(playing)}
             for note in (*changed_modules(record.modules, self._modules), *changed_data(record.data, self._data)):
@@ -206,11 +207,12 @@ class _Run:
         found = [estimates.measured(one, _pool_of(one.document, pools), len(results), ended) for one in results]
         estimates.add(one for one in found if one is not None)
 
-    def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
+    async def _finished_before(self, folder: OutFolder, record: RunRecord) -> int:
         results = read_results(folder, record)
         self._display.note(f"no job in {folder.root} is left to run; to run them again, choose another --out")
         self._display.result(Report(results, folder.root))
-        return EXIT_SUCCEEDED if all_succeeded(results) else EXIT_FAILED
+        has_pushed = await self._push(folder, record.pools, results)
+        return EXIT_SUCCEEDED if has_pushed and all_succeeded(results) else EXIT_FAILED
 
     async def _prepare(
         self, wanted: DesiredState, jobs: Sequence[JobDocument], guard: Watchdog
@@ -270,7 +272,10 @@ class _Run:
     async def _push(self, folder: OutFolder, pools: Sequence[PoolDocument], results: Sequence[JobResult]) -> bool:
         """Upload the adapters of `export.hub`, and return whether the hub has all of them."""
         exporter, named = HubExporter(folder.state / "pushed", self._display.note), {pool.name: pool for pool in pools}
-        jobs = [OpenedJob(one.document, named, folder.job(one.document.ref), one.progress) for one in results]
+        ended = [one for one in results if one.failure is None and one.document.spec.export.hub is not None]
+        jobs = [OpenedJob(one.document, named, folder.job(one.document.ref), one.progress) for one in ended]
+        if jobs:
+            self._display.waiting("uploading adapters to the hub")
         pushed = [await asyncio.to_thread(exporter.push, job) for job in jobs]
         return all(pushed)
 
@@ -316,6 +321,9 @@ class _Run:
         names = [pool.name for pool in before.pools]
         found = changes.changed(before.jobs, change, watch.seen.progress, names, self._request.seed)
         changes.refuse_leftovers(parts.folder, before.jobs, found.jobs)
+        for job in found.written:
+            require_urls(job)
+            require_hub(job)
         cancelled = (*self._cancelled, *found.cancelled)
         modules = {**self._modules, **module_files(found.written, change.folders)}
         data = {**self._data, **data_files(found.written)}

@@ -23,6 +23,7 @@ from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.training import EvaluationSpec, SuiteSpec
+from marlaas_api.messages.job_spec import HubExportSettings
 from marlaas_worker.peft_config import other_base, unsupported_fields
 
 TIMEOUT_S = 120.0
@@ -145,7 +146,13 @@ def _given(job: RLJob) -> Iterator[tuple[Loc, AgentSpec, str]]:
 def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
     """Yield findings for exports that a local run could not write, or that two jobs would both write."""
     first: dict[Path, Placed[RLJob]] = {}
+    owners: dict[str, Placed[RLJob]] = {}
     for job in jobs:
+        for repository in _repositories(job.object):
+            there = owners.setdefault(repository, job)
+            if there is not job:
+                text = f"{repository} is also a repository of the job at {there.place}; choose another"
+                yield job.source.finding(Problem(("spec", "export", "hub", "repo"), text))
         path = job.object.spec.export.path
         target = Path(path).expanduser().absolute() if path is not None else None
         if target is None:
@@ -158,6 +165,13 @@ def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
         )
         if why is not None:
             yield job.source.finding(Problem(("spec", "export", "path"), f"{target} {why}"))
+
+
+def _repositories(job: RLJob) -> list[str]:
+    """Return the repositories of the hub to which a job's adapters are uploaded."""
+    hub = job.spec.export.hub
+    trained = [agent.name for agent in job.spec.agents if agent.trainable and agent.policy is None]
+    return [] if hub is None else [HubExportSettings(repo=hub.repo).repository(name, len(trained)) for name in trained]
 
 
 def adapter_shape(given: Path) -> tuple[int, int]:

@@ -94,6 +94,17 @@ def require_token() -> None:
         raise UploadRefused("set HF_TOKEN to a token of the hub that may write, or run `hf auth login`")
 
 
+def check_repository(repository: str) -> None:
+    """Raise UploadRefused if the hub takes no repository of this name."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise UploadRefused(f"{repository} is no name that the hub takes: {error}") from error
+
+
 def _upload(repository: str, files: Mapping[str, Path | bytes], is_private: bool) -> str:
     from huggingface_hub import CommitOperationAdd, HfApi
 

@@ -183,8 +183,8 @@ def activation_bytes(facts: ModelFacts, spec: ModelPoolSpec, rank: int, num_toke
 
     A linear layer counts its input, its output and `rank` values of its adapter. That also covers what other parts
     keep (attention keeps queries, keys, values and outputs). The two norms of a layer keep float32 inputs in a
-    16-bit model. A micro-batch that needs more than `activationBytes` is recomputed and keeps less
-    (`trainer.memory`).
+    16-bit model. Of a micro-batch that needs more than `activationBytes`, layers are recomputed until it
+    keeps no more (`trainer.memory`).
     """
     number = _NUMBER_BYTES[spec.rollout.dtype]
     linear = sum(out + into + rank for shapes in facts.linear_layers.values() for out, into in shapes)

@@ -163,15 +163,18 @@ def trainer_plan(
     kept, given = kept_bytes(facts, number, rank), spec.trainer.activation_bytes
     recomputed = number * facts.hidden_size * facts.num_layers + kept / max(1, facts.num_layers)
     left = int(tokens * recomputed) + max(0, spare)
-    sizes = MicroBatches(kept, recomputed, activation_limit(left) if given is None else int(quantity(given)), left)
+    limit = activation_limit(left) if given is None else int(quantity(given))
+    activations = int(min(tokens * kept, max(tokens * recomputed, limit)))
+    if given is not None:  # `spare` is what a plan with these activations leaves
+        left = activations + max(0, spare)
     plan = TrainerPlan(
         weights=facts.num_parameters * number,
         agents=max(job_bytes(facts, spec.max_rank, jobs)),
-        activations=int(min(tokens * kept, max(tokens * recomputed, sizes.limit))),
+        activations=activations,
         workspace=CHUNK_COPIES * CHUNK_BYTES + 4 * number * tokens * _widest(facts),
         context=CONTEXT_BYTES,
     )
-    return plan, sizes
+    return plan, MicroBatches(kept, recomputed, limit, left)
 
 
 def activation_limit(left: int) -> int:
@@ -301,7 +304,7 @@ def _share(pool: PoolUse, part: int, most: int) -> CardShare:
         rollout = rollout.model_copy(update={"kv_cache_bytes": str(cache)})
     if trainer.activation_bytes is None:
         trainer = trainer.model_copy(update={"activation_bytes": str(sizes.limit)})
-    room = plan.agents + int(USABLE * max(0, sizes.left - sizes.limit))
+    room = plan.agents + int(USABLE * max(0, sizes.left - max(sizes.limit, plan.activations)))
     return CardShare(spec.model_copy(update={"rollout": rollout, "trainer": trainer}), room)
 
 

@@ -58,11 +58,15 @@ def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
             return AgentMemory(pool.agent_room_bytes, bytes_per_rank, 0, most)
         limit = memory_limit()
         free = int(UNLIMITED_PART * psutil.virtual_memory().available) if limit is None else limit - resident_bytes()
+        most = at_most_half(most, free)
         return AgentMemory(room_bytes(free, most), bytes_per_rank, 0, most)
     free, _ = torch.cuda.mem_get_info(model.device)
     host_bytes = int(CACHE_PART * max(0, _free_host_bytes()))
     if pool.spec.trainer.activation_bytes is not None:
-        return AgentMemory(pool.agent_room_bytes or room_bytes(free, most), bytes_per_rank, host_bytes, most)
+        if pool.agent_room_bytes:
+            return AgentMemory(pool.agent_room_bytes, bytes_per_rank, host_bytes, most)
+        most = at_most_half(most, free)
+        return AgentMemory(room_bytes(free, most), bytes_per_rank, host_bytes, most)
     plan, _ = trainer_plan(inspect(Path(pool.model_path)), pool.spec)
     left = activation_limit(free - plan.workspace - plan.agents)
     return AgentMemory(max(1, int(USABLE * (free - left))), bytes_per_rank, host_bytes, left)
@@ -81,12 +85,14 @@ def _free_host_bytes() -> int:
     return available if limit is None else min(available, limit - resident_bytes())
 
 
-def room_bytes(free: int, activation_bytes: int) -> int:
-    """Return the room in free memory; 0 if it is not known, at least 1 if it is. free: 0 if it is not known.
+def at_most_half(activation_bytes: int, free: int) -> int:
+    """Return `activationBytes`, but no more than half of the free memory: the other half is for agents. free: 0 if it is not known."""
+    return activation_bytes if free == 0 else min(activation_bytes, max(0, free // 2))
 
-    `activationBytes` is a maximum that few micro-batches reach, so at most half of the free memory is kept for it.
-    """
-    return 0 if free == 0 else max(1, int(USABLE * (free - min(activation_bytes, free // 2))))
+
+def room_bytes(free: int, activation_bytes: int) -> int:
+    """Return the room in free memory beside the activations; 0 if it is not known, at least 1 if it is. free: 0 if it is not known."""
+    return 0 if free == 0 else max(1, int(USABLE * (free - activation_bytes)))
 
 
 def memory_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:

@@ -80,9 +80,9 @@ def lowered_budget(budget: int, rows: Sequence[Row]) -> int:
 
 
 class Recomputed(NamedTuple):
-    """What a pass recomputes: the first `layers` layers, and the MLPs of the `mlps` layers after them.
+    """Parts of the decoder that a backward pass computes again: the first `layers` layers, and the MLPs of the `mlps` layers after them.
 
-    The first ones, because the backward pass has then freed the later layers before it needs room to recompute one.
+    The backward pass ends with the first layers. By then it has freed the later ones, so there is memory for computing a layer again.
     """
 
     layers: int = 0
@@ -167,11 +167,11 @@ class LayerRecompute:
     @contextmanager
     def always(self, plan: Recomputed | None) -> Iterator[None]:
         """Within the context, recompute this in each forward pass, and with None what fits; for measurements."""
-        self._given = plan
+        before, self._given = self._given, plan
         try:
             yield
         finally:
-            self._given = None
+            self._given = before
 
     def _kept(self, forward: Callable[[], object], adapter: Tensor, plan: Recomputed) -> int:
         weights = {weight.untyped_storage().data_ptr() for weight in (*self._decoder.parameters(), adapter)}
@@ -189,7 +189,7 @@ class LayerRecompute:
         return sum(kept.values())
 
     def _costs(self, width: int) -> tuple[float, float]:
-        """Return the multiplications of a token in a layer and in its MLP, in rows of `width` tokens."""
+        """Return the multiplications of a token in a layer and in its MLP, in rows of `width` tokens; of a mixture of experts, as if all computed it."""
         if not self._layers:
             return 0.0, 0.0
         first = self._layers[0]
