@@ -208,3 +208,20 @@ def test_kubectl_runs_the_plugin(shell, tmp_path):
     assert answer.stdout.startswith(f"{shell.namespace}/sums was created ")
     usage = kubectl("watch", "--help")
     assert "Usage: kubectl marlaas watch" in usage.stdout
+
+
+def test_validate_estimates_from_the_jobs_that_have_succeeded_on_the_pool(shell):
+    """8 steps of 8 groups of 8 took 600 s, and an eighth of the tokens were of held-out tasks."""
+    sampled = f"{shell.job}  rollout: {{groupSize: 8}}\n  evaluation: {{every: 8, tasks: 32}}\n"
+    job = sampled.replace("steps: 8", "steps: 8\n    groupsPerStep: 8")
+    shell.submit(f"{shell.both.partition('---')[0]}---\n{job}")
+    used = {"generatedTokens": 4096, "evaluationTokens": 512, "engineSeconds": 160, "trainerSeconds": 40}
+    status = {"usage": {**used, "admittedSeconds": 600}, "finishedAt": "2026-11-02T10:00:00Z"}
+    longer = shell.write(job.replace("steps: 8", "steps: 16").replace("name: sums", "name: more"))
+    said = shell.run("validate", longer, "--server", "--estimate")
+    assert (said.code, "at most" in said.out, "has ended on the pool" in said.out) == (0, True, True), said.err
+    shell.set_status("rljob", "sums", {"phase": "Succeeded", **status})
+    said = shell.run("validate", longer, "--server", "--estimate")
+    # 1,024 episodes of 7 tokens and 96 held-out ones of 8. Of 600 s, 540 were for 512 episodes and 60 for 64.
+    assert "1,024 training episodes, 96 held-out episodes, about 7,900 tokens; 19 m 30 s beside" in said.out
+    assert "the other jobs of the pool (engine 5 m 10 s, trainer 1 m 20 s), as measured on 2026-11-02" in said.out

@@ -10,6 +10,8 @@ from marlaas.cli.app import INVALID, complain
 from marlaas.cli.cluster_options import Context, Kubeconfig, Namespace, gateway
 from marlaas.cli.memory_table import memory_facts, memory_lines
 from marlaas.cli.summaries import summary
+from marlaas.cluster.estimating import estimates as cluster_estimates
+from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.submission import preview
 from marlaas.local.estimates import Estimate, facts, lines, read
 from marlaas.local.estimates import estimate as estimate_of
@@ -25,7 +27,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Memory = Annotated[bool, typer.Option("--memory", help="Also print the plan of each pool's memory, part by part.")]
 Estimated = Annotated[
     bool,
-    typer.Option("--estimate", help="Also print what each job takes, from the rates of earlier runs on this machine."),
+    typer.Option(
+        "--estimate",
+        help="Also print what each job takes, from earlier runs on this machine; with --server, from ended jobs of the cluster.",
+    ),
 ]
 Card = Annotated[
     str | None,
@@ -56,6 +61,7 @@ def validate(
 
     With --estimate, tokens, time, and the time of engine and trainer are printed for each job whose pool is in the files. They come from the
     jobs that `marlaas run` has finished on this machine; without one like it, the tokens are an upper bound and the time is not known.
+    With --server, they come from the jobs that have succeeded on the cluster's pools, as far as you may list them.
 
     Notes on standard error report valid settings with a side effect, and problems that would prevent `marlaas run` on this machine.
 
@@ -63,21 +69,23 @@ def validate(
     """
     if not server and (context or namespace or kubeconfig):
         raise InvalidInput("--context, --namespace and --kubeconfig need --server")
+    kubectl = gateway(context, namespace, kubeconfig) if server else None
     try:
         manifest = load(files, runnable=False, card=_card(card))
-        if server:
-            preview(gateway(context, namespace, kubeconfig), manifest.placed)
+        if kubectl is not None:
+            preview(kubectl, manifest.placed)
     except InvalidManifest as error:
         if not as_json:
             raise
         typer.echo(json.dumps({"valid": False, "errors": [_finding(one) for one in error.findings]}, indent=2))
         raise typer.Exit(INVALID) from error
+    estimates = _estimates(manifest, kubectl) if estimate else []
     if as_json:
-        found = {"estimates": {one.job: facts(one) for one in _estimates(manifest)}} if estimate else {}
+        found = {"estimates": {one.job: facts(one) for one in estimates}} if estimate else {}
         typer.echo(json.dumps(_result(manifest, memory) | found, indent=2))
     else:
         _print_summary(manifest, memory)
-        for line in lines(_estimates(manifest)) if estimate else ():
+        for line in lines(estimates):
             typer.echo(line)
 
 
@@ -100,15 +108,17 @@ def _print_summary(manifest: LoadedManifest, memory: bool) -> None:
             typer.echo(f"  KV cache of an engine: {room}")
 
 
-def _estimates(manifest: LoadedManifest) -> list[Estimate]:
-    """Return the estimates of the jobs whose pool is in the files."""
-    pools, jobs, known = {}, [], read()
-    for one in manifest.placed:
-        if isinstance(one.object, ModelPool):
-            pools[one.object.metadata.name] = pool_spec(anchored_pool(one.object, one.source.folder).spec)
-        elif isinstance(one.object, RLJob):
-            jobs.append(job_document(anchored_job(one.object, one.source.folder), manifest.tenants, "", None))
-    placed = [(job, pools.get(job.pool_of(job.spec.policies[0]))) for job in jobs]
+def _estimates(manifest: LoadedManifest, kubectl: Kubectl | None) -> list[Estimate]:
+    """Return the estimates of the jobs whose pool is in the files or in the cluster. kubectl: None estimates runs on this machine."""
+    pools = [(one.object, one.source.folder) for one in manifest.placed if isinstance(one.object, ModelPool)]
+    jobs = [(one.object, one.source.folder) for one in manifest.placed if isinstance(one.object, RLJob)]
+    if kubectl is not None:
+        documents = [job_document(job, manifest.tenants, "", None) for job, _ in jobs]
+        return cluster_estimates(kubectl, documents, {pool.metadata.name: pool_spec(pool.spec) for pool, _ in pools})
+    specs = {pool.metadata.name: pool_spec(anchored_pool(pool, folder).spec) for pool, folder in pools}
+    known = read()
+    documents = [job_document(anchored_job(job, folder), manifest.tenants, "", None) for job, folder in jobs]
+    placed = [(job, specs.get(job.pool_of(job.spec.policies[0]))) for job in documents]
     return [estimate_of(job, pool, known) for job, pool in placed if pool is not None]
 
 

@@ -1,7 +1,8 @@
-"""Estimates of a job's tokens, seconds, and seconds of engine and trainer, from the rates of jobs that have ended on this machine.
+"""Estimates of a job's tokens, seconds, and seconds of engine and trainer, from the rates of jobs that have ended.
 
-Each run of `marlaas run` adds the rates of its succeeded jobs to a file in the user's cache. An estimate takes the newest rates of the same
-base model, engine, mode (strict or not), environments, agents and length of replies. Without such rates it is an upper bound of the tokens.
+Each run of `marlaas run` adds the rates of its succeeded jobs to a file in the user's cache; `marlaas.cluster.estimating` reads those of a
+cluster. An estimate takes the newest rates of the same base model, engine, mode (strict or not), environments, agents and length of
+replies. Without such rates it is an upper bound of the tokens.
 
 Jobs that ran together divided the machine, so a job's seconds are divided by their number, and jobs that will run together take the sum.
 """
@@ -31,7 +32,7 @@ _SECONDS_PER_HOUR = 3600.0
 
 
 class Like(BaseModel):
-    """The settings that rates depend on. tasks: digest of the environments of training and suites, with their arguments."""
+    """The settings that rates depend on. machine: of a cluster, the pool. tasks: digest of the environments of training and suites, with their arguments."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -92,7 +93,8 @@ class Rates(BaseModel):
 class Estimate:
     """Estimate of a job. rows: demonstrations. work: None if it is not known. most_tokens: if every reply is as long as allowed.
 
-    scored: tokens of replies that a teacher scores (`distill`), as many as the students generate in training; a bound without `work`. at: when the rates were measured, in unix seconds.
+    scored: tokens of replies that a teacher scores (`distill`), as many as the students generate in training; a bound without `work`. at: when the rates were measured, in unix seconds. is_shared: on a pool of a cluster, so that other jobs' share
+    of the pool is part of the time.
     """
 
     job: str
@@ -104,10 +106,16 @@ class Estimate:
     gpus: int = 0
     work: Work | None = None
     at: float = 0.0
+    is_shared: bool = False
 
 
-def like(job: JobDocument, pool: PoolSpec) -> Like:
-    """Return what the rates of a job depend on. pool: of its first policy."""
+def this_machine() -> str:
+    """Return what rates of this machine depend on."""
+    return f"{os.cpu_count()} CPUs{', a GPU' if has_gpu() else ''}"
+
+
+def like(job: JobDocument, pool: PoolSpec, machine: str | None = None) -> Like:
+    """Return what the rates of a job depend on. pool: of its first policy. machine: None is this one."""
     spec = job.spec
     environments = [(spec.environment.image, spec.environment.name, spec.environment.args.value)]
     environments += [
@@ -116,7 +124,7 @@ def like(job: JobDocument, pool: PoolSpec) -> Like:
         if one.environment is not None
     ]
     return Like(
-        machine=f"{os.cpu_count()} CPUs{', a GPU' if has_gpu() else ''}",
+        machine=machine or this_machine(),
         model=pool.model.model_dump_json(exclude_none=True),
         engine=f"{pool.rollout.engine} x{pool.rollout.replicas}, trainers x{pool.trainer.replicas}",
         tasks=hashlib.sha256(json.dumps(environments, sort_keys=True).encode()).hexdigest()[:16],
@@ -128,11 +136,7 @@ def like(job: JobDocument, pool: PoolSpec) -> Like:
 
 
 def measured(result: JobResult, pool: PoolSpec, num_jobs: int, now: float) -> Rates | None:
-    """Return the rates of a job; None if it has not succeeded. num_jobs: that ran together. now: unix seconds.
-
-    The time for which the job was admitted is divided among training and evaluations by the seconds that engine and trainer worked for
-    each, because they go on at the same time.
-    """
+    """Return the rates of a job; None if it has not succeeded. num_jobs: that ran together. now: unix seconds."""
     progress, spec = result.progress, result.document.spec
     if result.phase is not Phase.SUCCEEDED or progress is None:
         return None
@@ -140,38 +144,44 @@ def measured(result: JobResult, pool: PoolSpec, num_jobs: int, now: float) -> Ra
     demonstrated = [step for step in result.steps if step.is_demonstrated]
     row_s = min(sum(one.wall_s for one in demonstrated), progress.admitted_s)
     trained, evaluated = _sum(one.usage for one in sampled), _sum(one.usage for one in result.evals)
-    busy_s = trained.engine_s + trained.trainer_s + evaluated.engine_s
-    stretch = (progress.admitted_s - row_s) / busy_s if busy_s else 0.0
+    work = divided(trained, evaluated, progress.admitted_s - row_s)
+    work["demonstration"] = Work(seconds=row_s, trainer_s=_sum(one.usage for one in demonstrated).trainer_s)
+    alone = {part: one.model_copy(update={"seconds": one.seconds / num_jobs}) for part, one in work.items()}
     num = {
         "demonstration": len(demonstrated) * spec.rows_per_step,
         "training": len(sampled) * spec.training.groups_per_step * spec.group_size,
         "evaluation": len(result.evals) * spec.evaluation.num_episodes,
     }
-    work = {
-        "demonstration": Work(seconds=row_s, trainer_s=_sum(one.usage for one in demonstrated).trainer_s),
-        "training": _work(trained, stretch),
-        "evaluation": _work(evaluated, stretch),
-    }
-    alone = {
-        part: one.model_copy(update={"seconds": one.seconds / num_jobs}).times(1 / num[part])
-        for part, one in work.items()
-        if num[part]
-    }
-    return Rates(like=like(result.document, pool), at=now, **alone)
+    return Rates(like=like(result.document, pool), at=now, **each(alone, num))
 
 
-def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates]) -> Estimate:
-    """Return what a job takes alone, from the newest rates that are like it and have all its parts. pool: of its first policy."""
-    spec, wanted = job.spec, like(job, pool)
-    num_demonstrated = min(spec.demonstrated_steps, spec.training.steps)
-    num_evaluations = _num_evaluations(spec)
-    num = {
-        "demonstration": num_demonstrated * spec.rows_per_step,
-        "training": (spec.training.steps - num_demonstrated) * spec.training.groups_per_step * spec.group_size,
-        "evaluation": num_evaluations * spec.evaluation.num_episodes,
+def divided(trained: UsageAmounts, evaluated: UsageAmounts, seconds: float) -> dict[str, Work]:
+    """Divide a time among training and evaluations by the seconds that engine and trainer worked for each: they go on at the same time."""
+    busy_s = trained.engine_s + trained.trainer_s + evaluated.engine_s
+    stretch = seconds / busy_s if busy_s else 0.0
+    return {"training": _work(trained, stretch), "evaluation": _work(evaluated, stretch)}
+
+
+def each(work: Mapping[str, Work], num: Mapping[str, int]) -> dict[str, Work]:
+    """Return the work of one episode or row of each part that has any. num: of them, by part."""
+    return {part: one.times(1 / num[part]) for part, one in work.items() if num[part]}
+
+
+def numbers(spec: JobSpec) -> dict[str, int]:
+    """Return how many rows and episodes a job has, by part."""
+    demonstrated = min(spec.demonstrated_steps, spec.training.steps)
+    return {
+        "demonstration": demonstrated * spec.rows_per_step,
+        "training": (spec.training.steps - demonstrated) * spec.training.groups_per_step * spec.group_size,
+        "evaluation": _num_evaluations(spec) * spec.evaluation.num_episodes,
     }
+
+
+def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates], machine: str | None = None) -> Estimate:
+    """Return what a job takes alone, from the newest rates that are like it and have all its parts. Arguments as in `like`."""
+    spec, wanted, num = job.spec, like(job, pool, machine), numbers(job.spec)
     most = num["training"] * spec.rollout.max_tokens
-    most += num_evaluations * sum(
+    most += _num_evaluations(spec) * sum(
         suite.tasks * suite.samples * (suite.max_tokens or spec.rollout.max_tokens) for suite in spec.evaluation.plan
     )
     found = Estimate(
@@ -187,6 +197,7 @@ def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates]) -> Estima
         if spec.teacher
         else 0,
         gpus=pool.rollout.gpus * pool.rollout.replicas + pool.trainer.gpus * pool.trainer.replicas,
+        is_shared=machine is not None,
     )
     for rates in sorted(known, key=lambda one: one.at, reverse=True):
         parts = {part: getattr(rates, part) for part, number in num.items() if number}
@@ -208,8 +219,8 @@ def lines(estimates: Sequence[Estimate]) -> Iterator[str]:
 
 
 def total_s(estimates: Sequence[Estimate]) -> float | None:
-    """Return the seconds of jobs that run together; None if those of one are not known."""
-    known = [one.work.seconds for one in estimates if one.work is not None]
+    """Return the seconds of jobs that run together; None if those of one are not known, or as they were beside others' jobs."""
+    known = [one.work.seconds for one in estimates if one.work is not None and not one.is_shared]
     return sum(known) if known and len(known) == len(estimates) else None
 
 
@@ -279,13 +290,14 @@ def _amounts(one: Estimate) -> str:
 def _time(one: Estimate) -> str:
     if one.work is None:
         return (
-            "its time is not known, as no job like it (base model, engine, environment and its arguments, maxTokens, maxTurns) has ended on "
-            "this machine; a run of a few steps measures it"
+            "its time is not known, as no job like it (base model, engine, environment and its arguments, maxTokens, maxTurns) has ended "
+            f"{'on the pool' if one.is_shared else 'on this machine'}; a run of a few steps measures it"
         )
     busy = f"engine {duration(one.work.engine_s)}, trainer {duration(one.work.trainer_s)}"
     hours = f", {one.gpus * one.work.seconds / _SECONDS_PER_HOUR:.2g} accelerator-hours" if one.gpus else ""
     day = time.strftime("%Y-%m-%d", time.localtime(one.at))
-    return f"{duration(one.work.seconds)} alone ({busy}{hours}), as measured on {day}"
+    beside = "beside the other jobs of the pool" if one.is_shared else "alone"
+    return f"{duration(one.work.seconds)} {beside} ({busy}{hours}), as measured on {day}"
 
 
 def _rounded(number: float) -> int:
