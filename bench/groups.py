@@ -20,6 +20,8 @@ from marlaas_api.bus_nats import connect
 from marlaas_api.documents import job_spec
 from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import (
+    AgentClosed,
+    GroupDecided,
     GroupReady,
     IssueLedger,
     JobDocument,
@@ -58,8 +60,9 @@ async def measure(num_jobs: int, num_steps: int) -> None:
             before = await times(context, jobs, num_steps)
             for job in jobs:
                 records = Records(context, job)
-                await records.history()
-                await records.purge_groups(num_steps - 2)
+                ledger = (await records.history()).ledger
+                assert ledger is not None
+                await records.compact(ledger, num_steps - 2)
             after = await times(context, jobs, num_steps)
             await bus.close()
     num_groups = num_steps * GROUPS_PER_STEP
@@ -81,17 +84,18 @@ def document(number: int) -> JobDocument:
 async def fill(bus: Bus, job: JobDocument, num_steps: int) -> None:
     """Write the log of all steps, the records of all but the last, and the ledger."""
     names = {"namespace": job.namespace, "job": job.job, "uid": job.uid}
-    subject = subjects.group(job.namespace, job.job, "policy")
+    subject = subjects.group(job.namespace, job.job)
     for step in range(num_steps):
         indices = tuple(range(step * GROUPS_PER_STEP, (step + 1) * GROUPS_PER_STEP))
         for position, index in enumerate(indices):
-            await bus.publish(subject, encode(ready(job, step, position, index)))
-        closed = StepClosed(**names, agent="policy", step=step, base_version=step, num_groups=len(indices))
-        await bus.publish(subject, encode(closed))
+            part = ready(job, step, position, index)
+            await bus.publish(subject, encode(GroupDecided(**names, step=step, index=index, ready=(part,))))
+        end = AgentClosed(**names, agent="policy", step=step, base_version=step, num_groups=len(indices))
+        await bus.publish(subject, encode(StepClosed(**names, step=step, parts=(end,))))
         if step < num_steps - 1:
             await bus.publish(subjects.step(job.namespace, job.job, job.uid, step), encode(record(job, step, indices)))
     ledger = IssueLedger(**names, next_index=num_steps * GROUPS_PER_STEP, open=indices)
-    await (await bus.bucket(subjects.LEDGER)).put(job.ref.key, encode(ledger))
+    await bus.publish(subject, encode(ledger))
 
 
 def ready(job: JobDocument, step: int, position: int, index: int) -> GroupReady:
@@ -138,8 +142,12 @@ async def times(context: RoleContext, jobs: Sequence[JobDocument], num_steps: in
 
     async def bind(job: JobDocument) -> None:
         inbox = StepInbox(num_steps - 2, num_steps - 1)
-        for stored in await context.bus.replay(subjects.GROUPS, subjects.group(job.namespace, job.job, "policy")):
-            inbox.add(decode(stored.data))  # type: ignore[arg-type]
+        for stored in await context.bus.replay(subjects.GROUPS, subjects.group(job.namespace, job.job)):
+            entry = decode(stored.data)
+            if isinstance(entry, GroupDecided):
+                inbox.add(entry.ready[0])
+            elif isinstance(entry, StepClosed):
+                inbox.add(entry.parts[0])
         assert inbox.next_group() is not None
 
     async def take_up(job: JobDocument) -> None:

@@ -32,7 +32,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.blobs_store import open_blobs
 from marlaas_api.bus_nats import connect
 from marlaas_api.messages import (
-    GroupReady,
+    GroupDecided,
     JobDocument,
     Manifest,
     Meter,
@@ -81,8 +81,8 @@ class Simulation(Sandboxes):
             for delivery in await consumer.fetch(64, _POLL_S):
                 message = decode(delivery.stored.data)
                 await delivery.ack()
-                if isinstance(message, GroupReady):
-                    ready.setdefault(message.ref.key, []).append(message.group)
+                if isinstance(message, GroupDecided):
+                    ready.setdefault(message.ref.key, []).extend(part.group for part in message.ready)
                 elif isinstance(message, StepClosed):
                     self.num_steps += 1
                     consumed = tuple(ready.pop(message.ref.key, ()))

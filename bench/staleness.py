@@ -18,10 +18,10 @@ from statistics import fmean
 
 from bench import options
 from bench.runs import table
-from marlaas_api.messages import GroupLogEntry, GroupOutcome, GroupReady, StepClosed, TrajectoryRef
+from marlaas_api.messages import AgentClosed, GroupOutcome, GroupReady, TrajectoryRef
 from marlaas_api.names import JobRef, train_group
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
-from marlaas_worker.orchestrator.steps import Assembly, Sampled, StepRules
+from marlaas_worker.orchestrator.steps import Assembly, Decision, Sampled, StepRules
 
 REF = JobRef("bench", "staleness", "u1")
 SIGMA, GROUP_SIZE, PER_STEP, STEPS = 1.0, 8, 8, 400
@@ -32,7 +32,7 @@ TRAINER_S = (0.1, 0.5, 1.0, 4.0)
 class Dropping(Assembly):
     """The assignment before pacing: no step waits for a group, and one that is too stale is dropped."""
 
-    def close_if_due(self) -> list[GroupLogEntry]:
+    def close_if_due(self) -> list[Decision]:
         self.oldest.clear()
         return super().close_if_due()
 
@@ -135,9 +135,9 @@ class Simulation:
         in_flight = sorted(self._pins)
         return [self._complete[index] for index in itertools.takewhile(self._complete.__contains__, in_flight)]
 
-    def _note(self, messages: Sequence[GroupLogEntry]) -> None:
-        for message in messages:
-            if isinstance(message, StepClosed):
+    def _note(self, messages: Sequence[Decision]) -> None:
+        for message in (part for one in messages for part in one.parts):
+            if isinstance(message, AgentClosed):
                 if message.num_groups:
                     self._closed[message.agent].append(message.step)
                     if len(self._closed[message.agent]) == 1:

@@ -25,6 +25,8 @@ from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.documents import job_spec, pool_spec
 from marlaas_api.kinds import ModelPoolSpec, RLJobSpec
 from marlaas_api.messages import (
+    AgentClosed,
+    GroupDecided,
     GroupReady,
     JobDocument,
     Manifest,
@@ -132,10 +134,11 @@ class Played:
             group, turns = self._group(step, record.version, manifest)
             for turn in turns:
                 await self._bus.publish(subjects.turn("bench", turn.job, turn.episode, turn.turn), wire.encode(turn))
-            ids = {"namespace": "bench", "job": self.document.job, "uid": self.document.uid, "agent": "policy"}
-            closed = StepClosed(**ids, step=step, base_version=record.version, num_groups=1)
-            for message in (group, closed):
-                await self._bus.publish(subjects.group("bench", self.document.job, "policy"), wire.encode(message))
+            ids = {"namespace": "bench", "job": self.document.job, "uid": self.document.uid}
+            end = AgentClosed(**ids, agent="policy", step=step, base_version=record.version, num_groups=1)
+            decided = GroupDecided(**ids, step=step, index=group.index, ready=(group,))
+            for message in (decided, StepClosed(**ids, step=step, parts=(end,))):
+                await self._bus.publish(subjects.group("bench", self.document.job), wire.encode(message))
             self._spent.seconds["played roles"] += time.thread_time() - began
         await self._version(steps.stop)
 

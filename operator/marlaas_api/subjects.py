@@ -5,7 +5,7 @@ A subject begins with its kind and the namespace, so that NATS permissions can r
 
 from dataclasses import dataclass
 
-JOBS, PROGRESS, POLICY, REPLICAS, PINS, LEDGER = "jobs", "progress", "policy", "replicas", "pins", "ledger"
+JOBS, PROGRESS, POLICY, REPLICAS, PINS = "jobs", "progress", "policy", "replicas", "pins"
 CALIBRATIONS, TENANTS, EXPORTS = "calibrations", "tenants", "exports"
 PAST_USE, TENANT_USAGE = "past-use", "usage."
 """A key of the bucket `tenants`, and the prefix of its other keys, one for each tenant."""
@@ -61,7 +61,7 @@ STREAMS = (
     # messages are removed: the orchestrator has read them, or repeats their episodes when it resumes the job.
     StreamSpec(EPISODES, ("episode.*.*",), max_age_s=7 * 86400.0, max_bytes=4 << 30, max_message_bytes=EPISODE_BYTES),
     # Only the orchestrator writes it. It purges groups of recorded steps, so that the stream holds each job's open steps.
-    StreamSpec(GROUPS, ("group.*.*.*",)),
+    StreamSpec(GROUPS, ("group.*.*",)),
     StreamSpec(STEPS, ("step.*.*.*", "eval.*.*.*")),
     StreamSpec(EVENTS, ("event.*.*.>",), max_age_s=86400.0, max_bytes=64 << 20),
 )
@@ -72,7 +72,6 @@ BUCKETS = (
     BucketSpec(JOBS),
     BucketSpec(PROGRESS),
     BucketSpec(POLICY, history=8),
-    BucketSpec(LEDGER),
     BucketSpec(TENANTS),
     BucketSpec(REPLICAS, ttl_s=REPLICA_TTL_S),
     BucketSpec(PINS, ttl_s=2 * 86400.0),
@@ -117,9 +116,9 @@ def episode(namespace: str, job: str) -> str:
     return f"episode.{namespace}.{job}"
 
 
-def group(namespace: str, job: str, agent: str) -> str:
-    """Subject of groups assigned to steps, and of closed steps, in order."""
-    return f"group.{namespace}.{job}.{agent}"
+def group(namespace: str, job: str) -> str:
+    """Subject of a job's log: what is issued, groups assigned to steps, and closed steps, in order."""
+    return f"group.{namespace}.{job}"
 
 
 def step(namespace: str, job: str, uid: str, number: int | str) -> str:

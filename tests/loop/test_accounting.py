@@ -109,10 +109,10 @@ def test_stored_bytes_are_those_of_the_blobs_to_which_versions_refer_and_no_othe
 def test_ended_jobs_leave_their_results_and_no_work_and_a_replica_no_more_versions_than_it_has_slots(crowd):
     keys = {one.document.ref.key for one in crowd.jobs.values()}
     agents = {f"{one.document.ref.key}.{agent}" for one in crowd.jobs.values() for agent in one.histories}
-    assert crowd.keys[subjects.JOBS] == crowd.keys[subjects.PROGRESS] == crowd.keys[subjects.LEDGER] == keys
+    assert crowd.keys[subjects.JOBS] == crowd.keys[subjects.PROGRESS] == keys
     assert crowd.keys[subjects.POLICY] == agents
     assert crowd.messages[subjects.TASKS] == crowd.messages[subjects.TURNS] == []
-    assert max(Counter(crowd.messages[subjects.GROUPS]).values()) == 1, "the end of the last step"
+    assert max(Counter(crowd.messages[subjects.GROUPS]).values()) <= 2, "ledgers"
     roles = ("orchestrator", "sandbox")
     assert crowd.consumers <= {f"{key.replace('.', '_')}_{role}" for key in keys for role in roles}
     (report,) = (one for one in crowd.reports if one.role == "rollout")

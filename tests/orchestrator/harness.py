@@ -7,13 +7,15 @@ from collections.abc import AsyncIterator, Callable, Container, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.harness import Harness, a_manifest, a_turn, an_episode, identity, job_document, working
+from tests.harness import WITHIN_S, Harness, a_manifest, a_turn, an_episode, identity, job_document, working
 
 from marlaas_api import subjects
 from marlaas_api.bus import Bus, BusUnavailable, RevisionConflict
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import (
+    AgentClosed,
     FaultClass,
+    GroupDecided,
     GroupReady,
     JobAgent,
     JobDocument,
@@ -148,6 +150,15 @@ class OrchestratorHarness(Harness):
                     self.generated[task.uid] += turn.meter.output_tokens
                     return
 
+    async def decision(self, document: JobDocument, reader: str) -> GroupDecided:
+        """The first decision about a group that a new reader of the job's log finds."""
+        consumer = await self.bus.consumer(subjects.GROUPS, reader, subjects.group("team-a", document.job))
+        while True:
+            for delivery in await consumer.fetch(1, WITHIN_S):
+                entry = decode(delivery.stored.data)
+                if isinstance(entry, GroupDecided):
+                    return entry
+
     async def read_turns(self, group: GroupReady) -> None:
         for trajectory in group.trajectories:
             for leaf in trajectory.leaves:
@@ -155,7 +166,7 @@ class OrchestratorHarness(Harness):
                 assert await self.bus.last(subjects.TURNS, subject) is not None, f"{subject} is lost"
 
     async def commit(
-        self, trained: JobAgent, record: PolicyRecord, closed: StepClosed | None, names: tuple[str, ...]
+        self, trained: JobAgent, record: PolicyRecord, closed: AgentClosed | None, names: tuple[str, ...]
     ) -> PolicyRecord:
         await asyncio.sleep(TRAIN_S)
         document = trained.document
@@ -199,13 +210,15 @@ class OrchestratorHarness(Harness):
         ready: dict[int, list[GroupReady]] = {}
         while True:
             for delivery in await consumer.fetch(8, 1.0):
-                message = decode(delivery.stored.data)
+                entry = decode(delivery.stored.data)
                 await delivery.ack()
+                parts = entry.parts if isinstance(entry, GroupDecided | StepClosed) else ()
+                message = next((part for part in parts if part.agent == trained.agent.name), None)
                 if isinstance(message, GroupReady):
                     groups = ready.setdefault(message.step, [])
                     assert message.position == len(groups), "positions are dense and in order"
                     groups.append(message)
-                elif isinstance(message, StepClosed) and message.num_groups:
+                elif isinstance(message, AgentClosed) and message.num_groups:
                     await (may_train or self.may_train).wait()
                     groups = ready.pop(message.step)
                     assert message.num_groups == len(groups)

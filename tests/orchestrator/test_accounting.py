@@ -41,7 +41,7 @@ class AccountingHarness:
         is_pinned_ahead = self.rules.max_staleness == 0 and len(self.names) > 1
         self.untrained = 0 if is_pinned_ahead else chance.choice([0, 0.5])
         self.records, self.episodes, self.ledger = [], [], None
-        self.logs = {name: [] for name in self.names}
+        self.log = []
         self.policies = {name: messages.PolicyRecord(uid=document.uid, version=0) for name in self.names}
         self.served = dict.fromkeys(self.names, 0)
         self.pins, self.queue = {}, set()
@@ -51,8 +51,7 @@ class AccountingHarness:
         self.take_up()
 
     def take_up(self) -> None:
-        log = tuple(message for name in self.names for message in self.logs[name])
-        history = JobHistory(tuple(self.records), (), log, self.ledger, dict(self.policies))
+        history = JobHistory(tuple(self.records), (), tuple(self.log), self.ledger, dict(self.policies))
         self.state, self.mark = JobState(self.document, history), 1
         for episode in self.episodes:
             self.state.add_episode(episode)
@@ -81,7 +80,7 @@ class AccountingHarness:
             manifests = {
                 name: a_manifest(self.document, part.base_version + 1, agent=name, step=draft.step)
                 for name, part in draft.agents.items()
-                if not part.no_op and name not in around.untrained
+                if part.assigned and name not in around.untrained
             }
             record = step_record(self.document, draft, manifests, around)
             if len(self.records) == record.step:
@@ -90,9 +89,8 @@ class AccountingHarness:
             state.record(record)
             self.ledger = state.ledger()
             self.effect()
-            for name, log in self.logs.items():
-                self.logs[name] = [one for one in log if one.step > record.step] or log[-1:]
-                self.effect()
+            self.log = [one for one in self.log if one.step > record.step]
+            self.effect()
             due, self.mark = self.mark, state.turns_from(self.last_turn)
             self.turns = {member: sequence for member, sequence in self.turns.items() if sequence >= due}
             self.effect()
@@ -129,9 +127,9 @@ class AccountingHarness:
         served = {name: max(version, at[name] - bound) for name, version in self.served.items()}
         return {name: self.pins.get((name, index), version) for name, version in served.items()}
 
-    def write(self, entries: list[messages.GroupLogEntry]) -> None:
-        for message in entries:
-            self.logs[message.agent].append(message)
+    def write(self, decisions: list[messages.GroupDecided | messages.StepClosed]) -> None:
+        for message in decisions:
+            self.log.append(message)
             self.written.append(message)
             self.effect()
 
@@ -187,9 +185,9 @@ class AccountingHarness:
     def train(self) -> None:
         """One agent's trainer commits the next step that is closed for it."""
         name = self.chance.choice(self.trained_agents)
-        policy, log = self.policies[name], self.logs[name]
-        due = [one for one in log if isinstance(one, messages.StepClosed) and one.num_groups and one.step > policy.step]
-        closed = min(due, key=lambda one: one.step, default=None)
+        policy, log = self.policies[name], [part for one in self.log for part in one.parts if part.agent == name]
+        ends = [one for one in log if isinstance(one, messages.AgentClosed)]
+        closed = next((one for one in ends if one.num_groups and one.step > policy.step), None)
         if closed is None:
             return
         groups = [one for one in log if isinstance(one, messages.GroupReady) and one.step == closed.step]
@@ -239,8 +237,8 @@ class RestartingHarness(AccountingHarness):
             raise Killed
 
     def take_up(self) -> None:
-        decided = Counter(message.index for message in self.written if not isinstance(message, messages.StepClosed))
-        self.episodes = [one for one in self.episodes if decided[one.index] < len(self.names)]
+        decided = {message.index for message in self.written if isinstance(message, messages.GroupDecided)}
+        self.episodes = [one for one in self.episodes if one.index not in decided]
         try:
             super().take_up()
         except Killed:
@@ -277,14 +275,15 @@ def test_steps_are_full_fresh_and_in_order_and_every_group_ends_in_one_record(do
             in_records = sum(record.agents[name].num_groups for record in harness.records)
             assert len(trained) == len(set(trained)) == in_records, seed
             assert staleness or trained == sorted(trained), seed
-            closed = [one.step for one in harness.written if isinstance(one, messages.StepClosed) and one.agent == name]
-            assert set(closed) == {0, 1, 2, 3}, seed
-            assert deaths or len(closed) == 4, seed
+        ends = [one for one in harness.written if isinstance(one, messages.StepClosed)]
+        assert {one.step for one in ends} == {0, 1, 2, 3}, seed
+        assert deaths or len(ends) == 4, seed
+        assert all([part.agent for part in one.parts] == harness.names for one in ends), seed
         groups = {index for trained in harness.trained.values() for index in trained}
         assert len(groups) == sum(record.num_groups for record in harness.records), seed
         played = {index for index, members in harness.members.items() if members == GROUP_SIZE}
         assert deaths or played <= set(ended), seed
-        assert deaths or all(len(log) <= 1 for log in harness.logs.values()), seed
+        assert deaths or not harness.log, seed
         if not deaths and not staleness:
             assert {index for index, _ in harness.turns} == set(harness.records[-1].indices), seed
 

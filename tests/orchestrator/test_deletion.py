@@ -5,17 +5,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
-from tests.harness import a_manifest, changed, identity
+from tests.harness import a_manifest, changed
 from tests.killing import Killed, kill_at
 from tests.orchestrator.harness import OrchestratorHarness, a_job
 from tests.tables import rows
 
 from marlaas_api import failpoints, subjects
-from marlaas_api.messages import IssueLedger, JobDocument, Phase, Pin, PolicyRecord, TenantUsage, UsageAmounts
+from marlaas_api.messages import JobDocument, Phase, Pin, PolicyRecord, TenantUsage, UsageAmounts
 from marlaas_api.names import AdapterRef, job_prefix, train_group
 from marlaas_api.wire import encode
 
-BUCKETS = (subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.PINS, subjects.LEDGER)
+BUCKETS = (subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.PINS)
 STREAMS = (subjects.TASKS, subjects.TURNS, subjects.EPISODES, subjects.GROUPS, subjects.STEPS, subjects.EVENTS)
 LEVEL = {"reason": "Training", "steps": 9, "started_at": 1.0}
 PAST = {"name": "opponent", "policy": {"of": "policy", "versions": "past"}}
@@ -47,13 +47,13 @@ async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[
     await harness.admit(document, **{**LEVEL, "versions": dict.fromkeys(trained, 3), **(level or {})})
     for agent in trained:
         await fill_agent(harness, document, agent)
-    await harness.put(subjects.LEDGER, document.ref.key, IssueLedger(**identity(document)))
     for player in document.spec.agents:
         pin = f"{document.ref.key}.{player.pinned_as}.{train_group(document.ref, 0)}"
         await harness.put(subjects.PINS, pin, Pin(version=0))
     episodes, tasks = subjects.episode(namespace, job), subjects.task(namespace, job)
     for subject in (
         tasks,
+        subjects.group(namespace, job),
         subjects.turn(namespace, job, f"{uid}-t0-0-1", 0),
         episodes,
         subjects.step(namespace, job, uid, 0),
@@ -70,10 +70,8 @@ async def fill_agent(harness: OrchestratorHarness, document: JobDocument, agent:
     for _ in range(4):
         record = await commit(harness, document, record, agent)
     await harness.put_policy(record, document, agent)
-    groups = subjects.group(document.namespace, document.job, agent)
-    await harness.bus.publish(groups, b"x")
     reader = subjects.consumer(document.namespace, document.job, agent, "trainer")
-    await harness.bus.consumer(subjects.GROUPS, reader, groups)
+    await harness.bus.consumer(subjects.GROUPS, reader, subjects.group(document.namespace, document.job))
 
 
 async def all_there_is(harness: OrchestratorHarness) -> set[str]:

@@ -1,4 +1,4 @@
-"""Step assembly: what is trained when, in which order, and how stale. GroupReady and StepClosed are checked field by field."""
+"""Step assembly: what is trained when, in which order, and how stale. GroupReady and AgentClosed are checked field by field."""
 
 import itertools
 from collections import Counter
@@ -9,11 +9,11 @@ from bench.staleness import Dropping, Simulation, World
 from tests.harness import job_document
 
 from marlaas_api.messages import (
+    AgentClosed,
     Ending,
     GroupOutcome,
     GroupReady,
     GroupUnused,
-    StepClosed,
     StepOutcome,
     TrajectoryRef,
     UntrainedStep,
@@ -46,11 +46,17 @@ def fresh(rules: StepRules) -> Assembly:
     return Assembly(REF, rules, recorded=0, versions={"policy": 0})
 
 
+def parts(decisions):
+    """What is decided for each agent."""
+    return [part for one in decisions for part in one.parts]
+
+
 def test_what_would_be_too_stale_is_dropped_and_counted():
     steps = fresh(ASYNC)
     for index in range(4):
         steps.resolve(group(index), {"policy": 0})
-    (unused,) = steps.resolve(group(4), {"policy": 0}, {"policy": UsageAmounts(generated_tokens=7, open_tokens=7)})
+    used = {"policy": UsageAmounts(generated_tokens=7, open_tokens=7)}
+    (unused,) = parts(steps.resolve(group(4), {"policy": 0}, used))
     assert isinstance(unused, GroupUnused)
     assert (unused.step, unused.outcome, unused.usage.stale_tokens) == (2, GroupOutcome.SIGNAL, 7)
     assert [one.index for one in steps.open.agents["policy"].dropped] == [4]
@@ -92,8 +98,8 @@ def test_a_step_waits_for_groups_that_only_it_can_train_and_keeps_places_for_the
     assert steps.next_decision([another, old]) is old
     without = ({"policy": 1}, flat(2))
     assert steps.next_decision([another, old, without]) is without
-    *_, closed = steps.resolve(group(0), {"policy": 0})
-    assert (type(closed), closed.num_groups) == (StepClosed, 2)
+    *_, closed = parts(steps.resolve(group(0), {"policy": 0}))
+    assert (type(closed), closed.num_groups) == (AgentClosed, 2)
     assert steps.want(1, {"policy": 1}) == 1, "the next step has one place for a group of version 1"
 
 
@@ -115,18 +121,18 @@ def test_groups_without_signal_are_drawn_anew_within_a_bound_and_then_the_step_g
     assert steps.want(0, {"policy": 0}) == 1
     steps.resolve(flat(2), {"policy": 0})
     assert steps.want(0, {"policy": 0}) == 1
-    _, closed = steps.resolve(flat(3), {"policy": 0})
-    assert (type(closed), closed.num_groups) == (StepClosed, 1)
+    _, closed = parts(steps.resolve(flat(3), {"policy": 0}))
+    assert (type(closed), closed.num_groups) == (AgentClosed, 1)
     assert [one.index for one in steps.drafts[0].resolved] == [0, 1, 2, 3]
 
 
 def test_a_step_without_any_signal_is_a_no_op_that_makes_no_version_and_gives_the_trainer_nothing():
     steps = fresh(STRICT)
-    *unused, closed = (message for index in range(4) for message in steps.resolve(flat(index), {"policy": 0}))
+    *unused, closed = (part for index in range(4) for part in parts(steps.resolve(flat(index), {"policy": 0})))
     found = [(type(one), one.index, one.outcome, one.rewards) for one in unused]
     assert found == [(GroupUnused, index, GroupOutcome.FLAT, (1.0, 1.0)) for index in range(4)]
-    assert (type(closed), closed.step, closed.num_groups) == (StepClosed, 0, 0)
-    assert steps.recordable({"policy": -1}).no_op
+    assert (type(closed), closed.step, closed.num_groups) == (AgentClosed, 0, 0)
+    assert not steps.recordable({"policy": -1}).trained
     assert (steps.open.step, steps.open.agents["policy"].base_version) == (1, 0)
 
 
@@ -135,8 +141,8 @@ def test_demonstrated_steps_are_the_next_rows_played_ahead_and_the_first_sampled
     assert steps.want(0, {"policy": 0}) == 6
     rows = [group(index, GroupOutcome.FAULTED if index == 1 else GroupOutcome.SIGNAL) for index in range(6)]
     assert [one.index for _, one in steps.in_order([({"policy": 0}, one) for one in rows[::-1]])] == list(range(6))
-    messages = [message for one in rows for message in steps.resolve(one, {"policy": 0})]
-    ends = [(one.step, one.num_groups) for one in messages if isinstance(one, StepClosed)]
+    messages = [part for one in rows for part in parts(steps.resolve(one, {"policy": 0}))]
+    ends = [(one.step, one.num_groups) for one in messages if isinstance(one, AgentClosed)]
     assert ends == [(0, 2), (1, 3)], "a row that cannot be played is not replaced"
     assert [(one.index, one.staleness) for one in messages if isinstance(one, GroupReady)] == [
         (index, 0) for index in (0, 2, 3, 4, 5)
@@ -150,10 +156,10 @@ def test_demonstrated_steps_are_the_next_rows_played_ahead_and_the_first_sampled
 def test_a_step_that_trained_no_token_lowers_the_versions_of_the_steps_after_it_which_still_follow_it():
     steps = fresh(ASYNC)
     for index in range(4):
-        *_, closed = steps.resolve(group(index), {"policy": 0})
+        *_, closed = parts(steps.resolve(group(index), {"policy": 0}))
     assert (closed.step, closed.base_version, closed.follows) == (1, 1, 0)
     steps.recorded(steps.recordable({"policy": 0}), {"policy": 0})
-    (ready,) = steps.resolve(group(4), {"policy": 0})
+    (ready,) = parts(steps.resolve(group(4), {"policy": 0}))
     assert (ready.step, ready.base_version, ready.follows) == (2, 1, 1)
 
 

@@ -10,9 +10,9 @@ from tests.killing import kill_at
 from tests.orchestrator.harness import ADMITTED, SEAMS, OrchestratorHarness, final, mixed, run_to_end
 
 from marlaas_api import subjects
-from marlaas_api.messages import GroupReady, JobAgent, JobDocument, Phase, Pin, PolicyRecord, TaskMessage
+from marlaas_api.messages import JobAgent, JobDocument, Phase, Pin, PolicyRecord, TaskMessage
 from marlaas_api.names import Split, eval_group, train_group
-from marlaas_api.wire import decode_as, encode
+from marlaas_api.wire import encode
 from tests import virtual_time
 
 
@@ -77,9 +77,7 @@ async def test_a_group_keeps_its_oldest_version_although_its_pin_has_expired(har
             await harness.progress(job, lambda level: level.versions == {"policy": 1})
             if not newer:
                 await played(harness, job, 1, version=0)
-            reader = await harness.bus.consumer(subjects.GROUPS, "reader", subjects.group("team-a", job.job, "policy"))
-            (delivery, *_) = await reader.fetch(1, 30.0)
-            ready = decode_as(GroupReady, delivery.stored.data)
+            (ready,) = (await harness.decision(job, "reader")).ready
     assert (ready.group, ready.version, ready.base_version) == (train_group(job.ref, 0), 0, 1)
 
 

@@ -12,7 +12,18 @@ from safetensors.torch import load
 from tests.harness import Harness, a_turn, identity, job_document, pool_document
 
 from marlaas_api import subjects, wire
-from marlaas_api.messages import GroupReady, JobDocument, Meter, StepClosed, StopReason, TrajectoryRef, Turn
+from marlaas_api.messages import (
+    AgentClosed,
+    GroupDecided,
+    GroupReady,
+    GroupUnused,
+    JobDocument,
+    Meter,
+    StepClosed,
+    StopReason,
+    TrajectoryRef,
+    Turn,
+)
 from marlaas_api.names import derive_seed, episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
@@ -96,8 +107,8 @@ class TrainerHarness(Harness):
 
     async def close(self, document, step, num_groups, base_version=None, *, agent="policy", follows=None):
         base = (await self.record(document, agent)).version if base_version is None else base_version
-        entry = StepClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
-        await self.log(document, entry.model_copy(update={"follows": follows}))
+        part = AgentClosed(**identity(document), agent=agent, step=step, base_version=base, num_groups=num_groups)
+        await self.log(document, part.model_copy(update={"follows": follows}))
 
     async def step(self, document, step):
         await self.assign(document, step, range(document.spec.training.groups_per_step))
@@ -110,9 +121,15 @@ class TrainerHarness(Harness):
             await self.step(document, step)
         await self.version(document, first + steps)
 
-    async def log(self, document, message):
-        subject = subjects.group(document.namespace, document.job, message.agent)
-        await self.bus.publish(subject, wire.encode(message))
+    async def log(self, document, part):
+        """Log what is decided for one agent."""
+        names = identity(document) | {"step": part.step}
+        if isinstance(part, AgentClosed):
+            entry = StepClosed(**names, parts=(part,))
+        else:
+            kind = "unused" if isinstance(part, GroupUnused) else "ready"
+            entry = GroupDecided(**names, index=part.index, **{kind: (part,)})
+        await self.bus.publish(subjects.group(document.namespace, document.job), wire.encode(entry))
 
     # rollout and sandbox --------------------------------------------------------------------------------------------
 
@@ -165,9 +182,9 @@ class TrainerHarness(Harness):
     async def groups(self, document, step):
         found = []
         expected = Expectation(document.spec.rollout.temperature, VOCABULARY, {})
-        for stored in await self.bus.replay(subjects.GROUPS, subjects.group("team-a", document.job, "policy")):
-            message = wire.decode(stored.data)
-            if isinstance(message, GroupReady) and message.step == step:
+        for stored in await self.bus.replay(subjects.GROUPS, subjects.group("team-a", document.job)):
+            entry = wire.decode(stored.data)
+            for message in entry.ready if isinstance(entry, GroupDecided) and entry.step == step else ():
                 group = await read_group(self.bus, self.blobs, message, expected)
                 found += weighing(document.spec.training, document.spec.rollout.max_tokens).segments([group])
         return found

@@ -263,11 +263,11 @@ async def test_what_cannot_be_read_is_waited_for_with_its_place_and_nothing_is_l
         if where == "policy":
             await policies.put(harness.policy_key(document), newer)
         else:
-            await harness.bus.publish(subjects.group(document.namespace, document.job, "policy"), newer)
+            await harness.bus.publish(subjects.group(document.namespace, document.job), newer)
         found = await harness.report(lambda report: UID in report.waits)
         wait = found.waits[UID]
         assert (wait.reason, found.broken) == (Reason.UNREADABLE, {})
-        assert ("key team-a.sums.policy" if where == "policy" else "group.team-a.sums.policy") in wait.message
+        assert ("key team-a.sums.policy" if where == "policy" else "group.team-a.sums") in wait.message
         assert "schema version 99" in wait.message
     assert record.manifest is not None
     assert record.manifest.name in harness.blobs.contents

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tables import rows
 
-from marlaas_api.messages import GroupReady, StepClosed, TrajectoryRef
+from marlaas_api.messages import AgentClosed, GroupReady, TrajectoryRef
 from marlaas_worker.trainer.batching import collate, pack
 from marlaas_worker.trainer.intake import LogInvalid, StepInbox
 from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
@@ -116,7 +116,7 @@ def test_a_microbatch_says_where_its_tokens_are_predicted_and_what_each_token_se
     assert batch.sequences.tolist() == [0, 1, 2, 2], "the generated tokens of a segment are one sequence"
 
 
-Log = list[GroupReady | StepClosed]
+Log = list[GroupReady | AgentClosed]
 IDS = {"namespace": "team-a", "job": "sums", "uid": "uid", "agent": "policy"}
 
 
@@ -130,7 +130,7 @@ def ready(step, position, *, base=None, version=None, name=""):
 
 
 def closed(step, num_groups, base=None):
-    return StepClosed(**IDS, step=step, base_version=step if base is None else base, num_groups=num_groups)
+    return AgentClosed(**IDS, step=step, base_version=step if base is None else base, num_groups=num_groups)
 
 
 def drain(inbox):

@@ -15,7 +15,16 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.bus_memory.consumers import MemoryConsumer
 from marlaas_api.health import exposition
-from marlaas_api.messages import Calibration, GroupLogEntry, GroupReady, GroupUnused, Phase, StopReason, UntrainedCause
+from marlaas_api.messages import (
+    Calibration,
+    GroupDecided,
+    GroupReady,
+    GroupUnused,
+    Phase,
+    StepClosed,
+    StopReason,
+    UntrainedCause,
+)
 from marlaas_worker.adapters import has_effect, read_adapter
 from marlaas_worker.calibration import NUM_FLOAT32_PROBES
 from marlaas_worker.health import families
@@ -352,7 +361,7 @@ async def test_a_step_whose_messages_are_lost_with_the_connection_is_read_from_t
 
     async def lossy(consumer, batch, timeout_s):
         found = [(one, wire.decode(one.stored.data)) for one in await fetch(consumer, batch, timeout_s)]
-        return [one for one, message in found if not isinstance(message, GroupLogEntry) or message.step > 0]
+        return [one for one, message in found if not isinstance(message, GroupDecided | StepClosed) or message.step > 0]
 
     monkeypatch.setattr(MemoryConsumer, "fetch", lossy)
     async with harness.training(document):

@@ -116,7 +116,7 @@ def _orchestrator() -> tuple[str, ...]:
     buckets = tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name not in _OF_OTHERS)
     return (
         "task.*.*",
-        "group.*.*.*",
+        "group.*.*",
         "step.*.*.*",
         "eval.*.*.*",
         "event.*.*.orchestrator",

@@ -2,8 +2,8 @@
 
 Writers (docs/explanation/architecture.md):
 
-- The orchestrator writes Task, GroupReady, GroupUnused, StepClosed, StepRecord, EvalRecord, Progress, TenantUsage, and the pins of
-  strict and evaluation groups.
+- The orchestrator writes Task, IssueLedger, GroupDecided, StepClosed, StepRecord, EvalRecord, Progress, TenantUsage, and the pins
+  of strict and evaluation groups.
 - A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
 - A rollout worker writes GenerateReply, Turn and the other pins.
 - A trainer writes PolicyRecord and Manifest.
@@ -14,11 +14,14 @@ from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass, TurnReward
 from marlaas_api.messages.exports import DestinationReport, ExportReport
 from marlaas_api.messages.groups import (
-    GroupLogEntry,
+    AgentClosed,
+    GroupDecided,
     GroupOutcome,
     GroupReady,
     GroupResolution,
     GroupUnused,
+    IssueLedger,
+    JobLogEntry,
     StepClosed,
     TrajectoryRef,
 )
@@ -53,7 +56,7 @@ from marlaas_api.messages.steps import (
     TaskOutcome,
     UntrainedCause,
 )
-from marlaas_api.messages.tasks import IssueLedger, Pin, TaskMessage
+from marlaas_api.messages.tasks import Pin, TaskMessage
 from marlaas_api.messages.turns import (
     CancelRequest,
     ChatMessage,
@@ -71,6 +74,7 @@ from marlaas_api.names import StopReason
 
 __all__ = [
     "AdaptedLayer",
+    "AgentClosed",
     "AgentProgress",
     "AgentStep",
     "BusMessage",
@@ -88,7 +92,7 @@ __all__ = [
     "FaultClass",
     "GenerateReply",
     "GenerateRequest",
-    "GroupLogEntry",
+    "GroupDecided",
     "GroupOutcome",
     "GroupPlays",
     "GroupReady",
@@ -99,6 +103,7 @@ __all__ = [
     "JobDocument",
     "JobEvent",
     "JobHold",
+    "JobLogEntry",
     "JobMessage",
     "JobSpec",
     "JobVerdict",

@@ -1,6 +1,6 @@
-"""The log of an agent's groups and steps, written by the orchestrator: every decision, in the order of the decisions.
+"""The log of a job, written by the orchestrator: what it has issued and decided, in this order, each for all agents at once.
 
-An orchestrator restores its open steps from the log, and a trainer trains the groups that the log assigns.
+An orchestrator restores its open steps from the log, and a trainer trains the groups that the log assigns to its agent.
 """
 
 from enum import StrEnum
@@ -52,7 +52,7 @@ class TrajectoryRef(BusMessage):
 
 
 class GroupReady(JobMessage):
-    """A complete group, assigned to a step; stream GROUPS. The trainer uses no faults, usage, rewards of the group and plays."""
+    """A complete group, assigned to a step of one agent. The trainer uses neither usage nor rewards of the group."""
 
     agent: str
     step: int
@@ -67,8 +67,6 @@ class GroupReady(JobMessage):
     version: int
     trajectories: tuple[TrajectoryRef, ...]
     """At least two, or at least one with a running mean (`training.baseline`) or a teacher."""
-    faults: dict[str, int] = Field(default_factory=dict)
-    """By class, the same for every agent."""
     usage: UsageAmounts = UsageAmounts()
     """What the agents that play the policy used in their episodes."""
     own_rewards: tuple[float, ...] | None = None
@@ -77,7 +75,6 @@ class GroupReady(JobMessage):
     """Of further players of the policy, by agent."""
     follows: int | None = None
     """The agent's last step before this one that has groups (-1: none); None in messages of earlier releases."""
-    plays: GroupPlays = GroupPlays()
 
     @property
     def staleness(self) -> int:
@@ -96,11 +93,10 @@ class GroupReady(JobMessage):
 
 
 class GroupUnused(JobMessage):
-    """A complete group that is counted in a step and not trained; stream GROUPS. The trainer ignores it.
+    """A complete group that is counted in a step of one agent and not trained. The trainer ignores it.
 
     outcome: SIGNAL if the group was dropped: it would have been too stale, or all steps were closed. rewards: of the
-    agent itself in the members without a fault, whether it has taken a turn or not; empty if the task may not call it. faults:
-    by class, the same for every agent. usage: what the agents that play the policy used in their episodes. other_rewards: as
+    agent itself in the members without a fault, whether it has taken a turn or not; empty if the task may not call it. usage: what the agents that play the policy used in their episodes. other_rewards: as
     `rewards`, of further players of the policy, by agent. is_out_of_turns: every member without a fault used up its turns.
     """
 
@@ -109,18 +105,16 @@ class GroupUnused(JobMessage):
     index: int
     outcome: GroupOutcome = GroupOutcome.FLAT
     rewards: tuple[float, ...] = ()
-    faults: dict[str, int] = Field(default_factory=dict)
     usage: UsageAmounts = UsageAmounts()
     other_rewards: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     is_out_of_turns: bool = False
-    plays: GroupPlays = GroupPlays()
 
 
-class StepClosed(JobMessage):
-    """The end of a step for one agent; stream GROUPS. The optimizer step is due after positions 0..num_groups-1 have arrived.
+class AgentClosed(JobMessage):
+    """The end of a step for one agent. The optimizer step is due after positions 0..num_groups-1 have arrived.
 
-    A step ends for all agents of a job at once, and each has a message of its own. num_groups: 0 if the step closed without
-    signal for the agent. Such a step makes no version of it, and the trainer ignores it. follows: as in `GroupReady`.
+    num_groups: 0 if the step closed without signal for the agent. Such a step makes no version of it, and the trainer ignores
+    it. follows: as in `GroupReady`.
     """
 
     agent: str
@@ -131,6 +125,64 @@ class StepClosed(JobMessage):
 
 
 GroupResolution = GroupReady | GroupUnused
-"""The decision about one complete group."""
-GroupLogEntry = GroupResolution | StepClosed
+"""The decision about one complete group for one agent."""
+
+
+class GroupDecided(JobMessage):
+    """The decision about one complete group for all agents of its job; stream GROUPS. faults: by class."""
+
+    step: int
+    index: int
+    ready: tuple[GroupReady, ...] = ()
+    unused: tuple[GroupUnused, ...] = ()
+    faults: dict[str, int] = Field(default_factory=dict)
+    plays: GroupPlays = GroupPlays()
+
+    @property
+    def parts(self) -> tuple[GroupResolution, ...]:
+        """The decisions for the agents."""
+        return (*self.ready, *self.unused)
+
+
+class StepClosed(JobMessage):
+    """The end of a step for all agents of a job; stream GROUPS."""
+
+    step: int
+    parts: tuple[AgentClosed, ...]
+
+
+class IssueLedger(JobMessage):
+    """The tasks that the orchestrator has issued; stream GROUPS. The newest one counts. Written before the tasks are published."""
+
+    next_index: int = 0
+    """Lowest index never issued."""
+    skipped_in_pass: int = 0
+    """Indices below `next_index` that were never issued because their tasks were skipped, in the current pass."""
+    skipped_solved: int = 0
+    """Those whose tasks were solved, in all passes."""
+    skipped_hopeless: int = 0
+    """Those whose tasks were hopeless, in all passes."""
+    open: tuple[int, ...] = ()
+    """Indices of groups that were issued and do not yet belong to a recorded step."""
+    past_step: int = -1
+    """Step during which `past_versions` are drawn."""
+    past_versions: dict[str, int] = Field(default_factory=dict)
+    """By agent that plays past versions, the one that it plays in groups issued while step `past_step` is open."""
+    evaluating: int | None = None
+    """Version under evaluation (`StepRecord.version`)."""
+    evaluating_step: int = 0
+    """Number of finished steps after which its versions were the newest."""
+    evaluating_versions: dict[str, int] = Field(default_factory=dict)
+    """Versions of the agents in it."""
+    open_from: tuple[int, ...] = ()
+    """For each open group, in the order of `open`, a sequence of TURNS below which it has no turn, read before the group was issued.
+    Missing values are 1: nothing is known.
+    """
+    evaluating_from: int = 1
+    """The same for the evaluation."""
+    episode_bytes: int = 0
+    """Bytes that an episode adds to TURNS; 0: not measured."""
+
+
+JobLogEntry = GroupDecided | StepClosed | IssueLedger
 """A message of the stream GROUPS."""

@@ -137,8 +137,8 @@ class JobAgent:
 
     @property
     def groups(self) -> str:
-        """Subject of the decisions on its groups, in the stream GROUPS."""
-        return subjects.group(self.ref.namespace, self.ref.name, self.agent.name)
+        """Subject of the decisions on its groups and those of the job's other agents, in the stream GROUPS."""
+        return subjects.group(self.ref.namespace, self.ref.name)
 
     def adapter(self, version: int) -> AdapterRef:
         """Return the identity of one of its versions."""

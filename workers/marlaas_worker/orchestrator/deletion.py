@@ -114,7 +114,6 @@ class Deletion:
         await self._delete_messages([*self._job.agents, *policies])
         failpoint("orchestrator.delete.after_messages")
         await self._delete_keys(subjects.PINS, f"{self._ref.key}.")
-        await (await self._bus.bucket(subjects.LEDGER)).delete(self._ref.key)
         found = await self._delete_blobs(policies)
         failpoint("orchestrator.delete.after_blobs")
         await self._delete_keys(subjects.POLICY, f"{self._ref.key}.")
@@ -139,7 +138,7 @@ class Deletion:
             (subjects.TASKS, subjects.task(namespace, job)),
             (subjects.TURNS, subjects.turn(namespace, job, "*", "*")),
             (subjects.EPISODES, subjects.episode(namespace, job)),
-            (subjects.GROUPS, subjects.group(namespace, job, "*")),
+            (subjects.GROUPS, subjects.group(namespace, job)),
             (subjects.STEPS, f"step.{namespace}.{job}.*"),
             (subjects.STEPS, f"eval.{namespace}.{job}.*"),
         ):

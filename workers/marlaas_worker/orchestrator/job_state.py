@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from marlaas_api.messages import (
     Episode,
     EvalRecord,
-    GroupLogEntry,
     IssueLedger,
     JobDocument,
     PolicyRecord,
@@ -27,7 +26,7 @@ from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, co
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
 from marlaas_worker.orchestrator.open_groups import OpenGroups
-from marlaas_worker.orchestrator.steps import Assembly, StepRules
+from marlaas_worker.orchestrator.steps import Assembly, Decision, StepRules
 
 MAX_PROMPTS = 50_000
 """Of a job, about 5 MiB: all jobs share the orchestrator's memory."""
@@ -43,7 +42,7 @@ class JobHistory:
 
     steps: tuple[StepRecord, ...] = ()
     evaluations: tuple[EvalRecord, ...] = ()
-    groups: tuple[GroupLogEntry, ...] = ()
+    groups: tuple[Decision, ...] = ()
     ledger: IssueLedger | None = None
     policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
 
@@ -134,9 +133,7 @@ class JobState:
         self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
         for number, step in enumerate(history.steps, 1):
             self._schedule_evaluation(number, step)
-        unfinished = self.assembly.unfinished
-        decided = (group for draft in self.assembly.drafts for group in draft.resolved)
-        resolved = [group for group in decided if group.index not in unfinished]
+        resolved = [group for draft in self.assembly.drafts for group in draft.resolved]
         self.groups = OpenGroups(group.index for group in resolved)
         self.tasks.add_outcomes(self.tasks.outcomes(resolved))
         if history.ledger is not None:
@@ -280,7 +277,7 @@ class JobState:
 
     def resolve(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
-    ) -> list[GroupLogEntry]:
+    ) -> list[Decision]:
         """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
         self.groups.decide(group.index)
         messages = self.assembly.resolve(group, versions, usage)

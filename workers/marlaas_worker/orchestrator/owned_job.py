@@ -14,7 +14,6 @@ from marlaas_api.last_words import visible
 from marlaas_api.messages import (
     Episode,
     EvalSample,
-    GroupLogEntry,
     JobDocument,
     JobWait,
     Phase,
@@ -33,6 +32,7 @@ from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.metering import Metering
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.retention import Retention
+from marlaas_worker.orchestrator.steps import Decision
 from marlaas_worker.orchestrator.stream_space import FULL, TIGHT, EpisodeSize, JobSpace
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 from marlaas_worker.role import RoleContext, wait_for
@@ -132,7 +132,7 @@ class OwnedJob:
         ref = self.document.ref
         state = JobState(self.document, await self._records.history())
         if state.last_step is not None:  # a kill after the record of the last step would leave its decisions
-            await self._records.purge_groups(state.last_step.step)
+            await self._records.compact(state.ledger(), state.last_step.step)
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
         async with self._recoveries:
@@ -242,11 +242,12 @@ class OwnedJob:
             state.assembly.oldest[index] = await self._issuer.oldest(state, index)
             asked.add(index)
 
-    async def _log(self, messages: Sequence[GroupLogEntry]) -> None:
+    async def _log(self, messages: Sequence[Decision]) -> None:
         for message in messages:
-            await self._records.log_group(message)
+            await self._records.log_decision(message)
             if isinstance(message, StepClosed):
-                log.info("closed step %d of job %s with %d groups", message.step, self.document.ref, message.num_groups)
+                num = ", ".join(f"{part.num_groups} groups of {part.agent}" for part in message.parts)
+                log.info("closed step %d of job %s with %s", message.step, self.document.ref, num)
 
     async def _record(self, state: JobState) -> bool:
         """Record the oldest step if it is finished; return whether it was."""
@@ -257,13 +258,12 @@ class OwnedJob:
         manifests = {
             agent: await self._records.manifest(state.policies[agent].manifest, draft.step)
             for agent, part in draft.agents.items()
-            if not part.no_op and agent not in around.untrained
+            if part.assigned and agent not in around.untrained
         }
         record = step_records.step_record(self.document, draft, manifests, around)
         await self._records.log_step(record)
         state.record(record)
-        await self._records.write_ledger(state.ledger())
-        await self._records.purge_groups(record.step)
+        await self._records.compact(state.ledger(), record.step)
         await self._mark(state)
         return True
 

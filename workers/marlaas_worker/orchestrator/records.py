@@ -17,9 +17,9 @@ from marlaas_api.messages import (
     BusMessage,
     Episode,
     EvalRecord,
-    GroupLogEntry,
     IssueLedger,
     JobDocument,
+    JobLogEntry,
     Manifest,
     Pin,
     PolicyRecord,
@@ -33,6 +33,7 @@ from marlaas_api.wire import decode, decode_as, encode, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import JobHistory
+from marlaas_worker.orchestrator.steps import Decision
 from marlaas_worker.orchestrator.stream_space import StreamSpace
 from marlaas_worker.role import RoleContext
 
@@ -58,7 +59,7 @@ class SharedState:
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Keeps its ledger and its agents' GROUPS logs fenced, as of their last read, and the pins of its open groups.
+    """One job's records. Keeps its log fenced, as of its last read, and the pins of its open groups.
 
     A pin is the version of an agent from which a group's turns are sampled. The first pin counts and never changes.
 
@@ -68,9 +69,11 @@ class Records:
     context: RoleContext
     document: JobDocument
     num_preemptions: int = 0
-    _logs: dict[str, FencedSubject] = field(default_factory=dict)
-    _logged: dict[str, deque[tuple[int, int]]] = field(default_factory=dict)
-    _ledger: FencedKey | None = None
+    _log: FencedSubject | None = None
+    _decisions: deque[tuple[int, int]] = field(default_factory=deque)
+    """In the log, by step and sequence."""
+    _ledger_at: int = 0
+    """Sequence of the newest ledger."""
     _policy_revisions: dict[str, int] = field(default_factory=dict)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -101,23 +104,38 @@ class Records:
         ref = self.ref
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
+        log = await self._read_log()
+        ledgers = [entry for entry in log if isinstance(entry, IssueLedger)]
         return JobHistory(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
-            groups=tuple([message for agent in self.agents for message in await self._groups(agent)]),
-            ledger=await self._read_ledger(),
+            groups=tuple(entry for entry in log if not isinstance(entry, IssueLedger)),
+            ledger=ledgers[-1] if ledgers else None,
             policies={agent: await self.policy(agent) for agent in self.agents},
         )
 
-    async def _groups(self, agent: str) -> list[GroupLogEntry]:
-        """Read an agent's GROUPS log."""
-        subject = subjects.group(self.ref.namespace, self.ref.name, agent)
+    async def _read_log(self) -> list[JobLogEntry]:
+        """Read the job's log."""
+        subject = subjects.group(self.ref.namespace, self.ref.name)
         stored = await self.bus.replay(subjects.GROUPS, subject)
-        self._logs[agent] = FencedSubject(self.bus, subject, stored[-1].sequence if stored else 0)
+        self._log = FencedSubject(self.bus, subject, stored[-1].sequence if stored else 0)
+        self._decisions, self._ledger_at = deque(), 0
         read = [(decode(one.data, _where(one)), one.sequence) for one in stored]
-        own = [(message, sequence) for message, sequence in read if _is_of(message, self.ref)]
-        self._logged[agent] = deque((message.step, sequence) for message, sequence in own)
-        return [message for message, _ in own]
+        own = [(entry, sequence) for entry, sequence in read if _is_of(entry, self.ref)]
+        for entry, sequence in own:
+            self._logged(entry, sequence)
+        return [entry for entry, _ in own]
+
+    def _logged(self, entry: JobLogEntry, sequence: int) -> None:
+        if isinstance(entry, IssueLedger):
+            self._ledger_at = sequence
+        else:
+            self._decisions.append((entry.step, sequence))
+
+    async def _append(self, entry: JobLogEntry) -> None:
+        """Append to the job's log. Raises Overtaken if another orchestrator has appended since our last read."""
+        assert self._log is not None, "the history is read first"
+        self._logged(entry, await self._log.append(encode(entry)))
 
     async def episodes(self) -> AsyncIterator[tuple[int, Episode]]:
         """Read and parse all stored episodes, page by page, with their sequences. Raises EpisodeInvalid."""
@@ -168,28 +186,27 @@ class Records:
 
     async def write_ledger(self, ledger: IssueLedger) -> None:
         """Write the ledger, before the tasks that it names are published. Raises Overtaken."""
-        assert self._ledger is not None, "the history is read first"
-        await self._ledger.write(encode(ledger))
+        await self._append(ledger)
         failpoint("orchestrator.issue.after_ledger")
 
-    async def log_group(self, message: GroupLogEntry) -> None:
-        """Append to the agent's GROUPS subject. Raises Overtaken if another orchestrator has appended since our last read."""
-        sequence = await self._logs[message.agent].append(encode(message))
-        self._logged.setdefault(message.agent, deque()).append((message.step, sequence))
+    async def log_decision(self, decision: Decision) -> None:
+        """Append a decision to the job's log. Raises Overtaken."""
+        await self._append(decision)
         failpoint("orchestrator.assign.after_log")
 
-    async def purge_groups(self, step: int) -> None:
-        """Purge the decisions of steps up to `step`, which is on record.
+    async def compact(self, ledger: IssueLedger, step: int) -> None:
+        """Purge the log's decisions of steps up to `step`, which is on record, and older ledgers; do nothing if it has none.
 
-        Recovery needs only the step's record and the ledger. The newest message stays: the next compare-and-set
-        names its sequence, and an empty subject has none.
+        Recovery needs only the step's record and the ledger, which is written first. So the log is never empty: the next
+        compare-and-set names the sequence of its newest message.
         """
-        for agent, logged in self._logged.items():
-            while logged and logged[0][0] <= step:
-                logged.popleft()
-            first = logged[0][1] if logged else self._logs[agent].last
-            subject = subjects.group(self.ref.namespace, self.ref.name, agent)
-            await self.bus.purge(subjects.GROUPS, subject, up_to=first)
+        if not self._decisions or self._decisions[0][0] > step:
+            return
+        await self.write_ledger(ledger)
+        while self._decisions and self._decisions[0][0] <= step:
+            self._decisions.popleft()
+        first = min(self._ledger_at, self._decisions[0][1]) if self._decisions else self._ledger_at
+        await self.bus.purge(subjects.GROUPS, subjects.group(self.ref.namespace, self.ref.name), up_to=first)
         failpoint("orchestrator.purge.after_groups")
 
     async def log_step(self, record: StepRecord) -> None:
@@ -300,19 +317,11 @@ class Records:
         with suppress(Overtaken):
             await FencedSubject(self.bus, subject).append(encode(record))
 
-    async def _read_ledger(self) -> IssueLedger | None:
-        self._ledger = FencedKey(await self._bucket(subjects.LEDGER), self.ref.key)
-        data = await self._ledger.read()
-        if data is None:
-            return None
-        ledger = decode_as(IssueLedger, data, f"the IssueLedger of key {self.ref.key}")
-        return ledger if ledger.uid == self.ref.uid else None
-
 
 def _where(stored: Stored) -> str:
     return f"message {stored.sequence} of {stored.subject}"
 
 
-def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[GroupLogEntry]:
-    """Return whether a message of the GROUPS log belongs to this job, not to an earlier one of its name."""
-    return isinstance(message, GroupLogEntry) and message.uid == ref.uid
+def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[JobLogEntry]:
+    """Return whether a message of the log belongs to this job, not to an earlier one of its name."""
+    return isinstance(message, JobLogEntry) and message.uid == ref.uid

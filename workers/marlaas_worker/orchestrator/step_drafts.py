@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from marlaas_api.messages import GroupOutcome, GroupReady, GroupResolution, GroupUnused, UsageAmounts
+from marlaas_api.messages import GroupDecided, GroupOutcome, GroupReady, GroupResolution, GroupUnused, UsageAmounts
 
 
 @dataclass(slots=True)
@@ -21,17 +21,11 @@ class AgentDraft:
     follows: int = -1
     assigned: list[GroupReady] = field(default_factory=list)
     resolved: list[GroupResolution] = field(default_factory=list)
-    closed: bool = False
 
     @property
     def next_version(self) -> int:
         """The version after the step, as of the groups that it has."""
         return self.base_version + bool(self.assigned)
-
-    @property
-    def no_op(self) -> bool:
-        """Whether the step was closed without signal for the agent. It makes no version of it."""
-        return self.closed and not self.assigned
 
     @property
     def dropped(self) -> list[GroupUnused]:
@@ -46,36 +40,29 @@ class StepDraft:
 
     Attributes:
         agents: the part of each agent, in the order of the manifest.
-        decided: by group index, the agents for which it is decided.
+        decided: the decisions by group index, in their order.
         trained: indices of groups that train any agent.
     """
 
     step: int
     agents: dict[str, AgentDraft]
-    decided: dict[int, set[str]] = field(default_factory=dict)
+    decided: dict[int, GroupDecided] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
+    closed: bool = False
 
-    @property
-    def closed(self) -> bool:
-        """Whether the step is closed for every agent."""
-        return all(part.closed for part in self.agents.values())
-
-    @property
-    def no_op(self) -> bool:
-        """Whether the step was closed without signal for any agent. It counts as a step, but nothing is trained."""
-        return all(part.no_op for part in self.agents.values())
+    def add(self, decided: GroupDecided) -> None:
+        """Add a group."""
+        self.decided[decided.index] = decided
+        for part in decided.parts:
+            self.agents[part.agent].resolved.append(part)
+        for ready in decided.ready:
+            self.agents[ready.agent].assigned.append(ready)
+            self.trained.add(decided.index)
 
     @property
     def resolved(self) -> list[GroupResolution]:
         """The decisions for all agents."""
         return [group for part in self.agents.values() for group in part.resolved]
-
-    @property
-    def unfinished(self) -> set[int]:
-        """Indices of groups that are decided for some agents only."""
-        if sum(len(part.resolved) for part in self.agents.values()) == len(self.decided) * len(self.agents):
-            return set()
-        return {index for index, agents in self.decided.items() if len(agents) < len(self.agents)}
 
     def usage(self) -> dict[str, UsageAmounts]:
         """Return what the groups resolved in the step used, by agent."""
@@ -86,9 +73,7 @@ class StepDraft:
 
     def faults(self) -> Counter[str]:
         """Return the faults by class of the groups resolved in the step."""
-        total, counted = Counter[str](), set[int]()
-        for group in self.resolved:
-            if group.index not in counted:  # every agent's decision has the group's faults
-                total.update(group.faults)
-                counted.add(group.index)
+        total = Counter[str]()
+        for group in self.decided.values():
+            total.update(group.faults)
         return total

@@ -116,7 +116,7 @@ def step_record(
 
 def _plays(draft: StepDraft) -> StepPlays:
     """Return the figures of the plays of a step's groups, each once."""
-    by_index = {group.index: group.plays for group in draft.resolved}
+    by_index = {index: group.plays for index, group in draft.decided.items()}
     signal = {group.index for group in draft.resolved if group.outcome is GroupOutcome.SIGNAL}
     flat = {group.index for group in draft.resolved if group.outcome is GroupOutcome.FLAT} - signal
     groups = list(by_index.values())

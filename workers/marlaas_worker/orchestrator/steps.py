@@ -18,17 +18,17 @@ that no agent is more than one step ahead. Waits point from a step to the step b
 The groups of a demonstrated step are not sampled: every one has signal, none is stale, and the step is exactly the next groups by
 index. Such steps are played ahead of their training, and the first sampled step begins after the last of them is recorded.
 
-Every decision is a message of the GROUPS log of its agent, and the steps change only by applying these messages. So applying
-the logs to the state that the step records give restores the steps. A crash can leave a decision logged for some agents
-only; it is completed for the others before anything else is decided.
+Every decision is one message of the job's log (GROUPS) for all agents, and the steps change only by applying these messages. So
+applying the log to the state that the step records give restores the steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from marlaas_api.messages import (
+    AgentClosed,
     Ending,
-    GroupLogEntry,
+    GroupDecided,
     GroupOutcome,
     GroupReady,
     GroupResolution,
@@ -41,6 +41,8 @@ from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
 
+Decision = GroupDecided | StepClosed
+"""What is decided about steps."""
 Sampled = tuple[Mapping[str, int], CompleteGroup]
 """A complete group, and by agent the version that it was sampled from."""
 
@@ -117,11 +119,6 @@ class Assembly:
             dict(self.versions) if draft is None else {name: part.base_version for name, part in draft.agents.items()}
         )
 
-    @property
-    def unfinished(self) -> set[int]:
-        """Indices of groups whose decision an earlier orchestrator has logged for some agents only."""
-        return {index for draft in self.drafts for index in draft.unfinished}
-
     def begin(self, versions: Mapping[str, int]) -> None:
         """Set the agents' first versions, also as base of steps that were opened before them."""
         self.versions = dict(versions)
@@ -129,13 +126,9 @@ class Assembly:
             for agent, part in draft.agents.items():
                 part.base_version = max(part.base_version, versions[agent])
 
-    def restore(self, log: Iterable[GroupLogEntry]) -> None:
-        """Apply the decisions of an earlier orchestrator. Those of recorded steps change nothing.
-
-        Args:
-            log: of all agents, each agent's in the order of its decisions.
-        """
-        for message in sorted(log, key=lambda one: (one.step, isinstance(one, StepClosed))):
+    def restore(self, log: Iterable[Decision]) -> None:
+        """Apply the decisions of an earlier orchestrator, in their order. Those of recorded steps change nothing."""
+        for message in log:
             if self.drafts and message.step >= self.drafts[0].step:
                 self._apply(message)
 
@@ -166,8 +159,7 @@ class Assembly:
         draft = self.open
         if draft is None or self.is_in_order:
             return next(iter(ready), None)
-        needs_no_place = (one for one in ready if not one[1].has_signal or one[1].index in draft.decided)
-        if (unplaced := next(needs_no_place, None)) is not None:
+        if (unplaced := next((one for one in ready if not one[1].has_signal), None)) is not None:
             return unplaced
         at = self.next_versions
         first = min(ready, key=lambda one: self._slack(at, one[0]), default=None)
@@ -180,25 +172,18 @@ class Assembly:
     def in_order(self, ready: Iterable[Sampled]) -> list[Sampled]:
         """Return groups and the versions that they were sampled from, in the order of their decisions.
 
-        A group that an earlier orchestrator has decided for some agents only comes first; else the lowest index (`is_in_order`),
-        and otherwise the oldest versions.
+        The lowest index comes first (`is_in_order`), and otherwise the oldest versions.
         """
-        unfinished, by_index = self.unfinished, self.is_in_order
-
-        def rank(pair: Sampled) -> tuple[bool, int]:
-            versions, group = pair
-            return group.index not in unfinished, group.index if by_index else sum(versions.values())
-
-        return sorted(ready, key=rank)
+        by_index = self.is_in_order
+        return sorted(ready, key=lambda one: one[1].index if by_index else sum(one[0].values()))
 
     def resolve(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
-    ) -> list[GroupLogEntry]:
+    ) -> list[Decision]:
         """Decide a complete group in the open step, for every agent; return the messages to log, in order.
 
         In strict mode the caller passes groups in index order. After the last step is closed, groups are
-        counted in that step until it is recorded, and ignored afterwards. A decision that is logged for some agents is
-        completed.
+        counted in that step until it is recorded, and ignored afterwards.
 
         Args:
             versions: by agent, the version that the group was sampled from.
@@ -207,41 +192,46 @@ class Assembly:
         self.oldest.pop(group.index, None)
         if not self.drafts:
             return []
-        draft = next((one for one in self.drafts if group.index in one.decided), self.drafts[-1])
-        done, used = frozenset(draft.decided.get(group.index, ())), usage or {}
-        messages: list[GroupLogEntry] = []
-        for agent in group.agents:
-            if agent not in done:
-                amounts = used.get(agent, UsageAmounts())
-                messages.append(self._decision(draft, agent, group, versions.get(agent, 0), amounts))
-                self._apply(messages[-1])
-        return [*messages, *self.close_if_due()]
+        draft, used = self.drafts[-1], usage or {}
+        parts = [
+            self._decision(draft, agent, group, versions.get(agent, 0), used.get(agent, UsageAmounts()))
+            for agent in group.agents
+        ]
+        decided = GroupDecided(
+            **self._names(),
+            step=draft.step,
+            index=group.index,
+            ready=tuple(part for part in parts if isinstance(part, GroupReady)),
+            unused=tuple(part for part in parts if isinstance(part, GroupUnused)),
+            faults=dict(group.faults),
+            plays=group.plays,
+        )
+        self._apply(decided)
+        return [decided, *self.close_if_due()]
 
-    def close_if_due(self) -> list[GroupLogEntry]:
+    def close_if_due(self) -> list[Decision]:
         """Close the open step if it is full or has resolved its maximum of groups, and no group in flight needs it.
 
         Returns:
             The messages to log.
         """
-        draft = self.open
-        # An earlier orchestrator may have closed the step for some agents.
-        is_closing = draft is not None and any(part.closed for part in draft.agents.values())
-        if draft is None or draft.unfinished or not (self._may_close(draft) or is_closing):
+        draft, names = self.open, self._names()
+        if draft is None or not self._may_close(draft):
             return []
-        closed: list[GroupLogEntry] = [
-            StepClosed(
-                **self._names(agent),
+        parts = [
+            AgentClosed(
+                **names,
+                agent=agent,
                 step=draft.step,
                 base_version=part.base_version,
                 num_groups=len(part.assigned),
                 follows=part.follows,
             )
             for agent, part in draft.agents.items()
-            if not part.closed
         ]
-        for message in closed:
-            self._apply(message)
-        return closed
+        closed = StepClosed(**names, step=draft.step, parts=tuple(parts))
+        self._apply(closed)
+        return [closed]
 
     def recordable(self, committed: Mapping[str, int]) -> StepDraft | None:
         """Return the oldest step if every agent has finished it (its trainer has committed it, or it is a no-op); None otherwise.
@@ -252,7 +242,7 @@ class Assembly:
         draft = self.drafts[0] if self.drafts else None
         if draft is None or not draft.closed:
             return None
-        finished = all(part.no_op or draft.step <= committed[agent] for agent, part in draft.agents.items())
+        finished = all(not part.assigned or draft.step <= committed[agent] for agent, part in draft.agents.items())
         return draft if finished else None
 
     def recorded(self, draft: StepDraft, versions: Mapping[str, int]) -> None:
@@ -308,20 +298,14 @@ class Assembly:
         ahead = (len(draft.trained) + in_flight) // self.rules.groups_per_step - self.rules.max_staleness
         return {agent: part.base_version + ahead for agent, part in draft.agents.items()}
 
-    def _apply(self, message: GroupLogEntry) -> None:
+    def _apply(self, message: Decision) -> None:
         """Make a decision effective. Only here do groups enter steps, and steps close."""
         draft = self._draft(message.step)
-        part = draft.agents[message.agent]
         if isinstance(message, StepClosed):
-            part.closed = True
-            if draft.closed:
-                self._open()
-            return
-        part.resolved.append(message)
-        draft.decided.setdefault(message.index, set()).add(message.agent)
-        if isinstance(message, GroupReady):
-            part.assigned.append(message)
-            draft.trained.add(message.index)
+            draft.closed = True
+            self._open()
+        else:
+            draft.add(message)
 
     def _draft(self, step: int) -> StepDraft:
         number = step - self.drafts[0].step
@@ -379,7 +363,7 @@ class Assembly:
         part, own = draft.agents[agent], group.agents[agent]
         version = part.base_version if self.rules.is_demonstrated(draft.step) else version
         signal = own.outcome is GroupOutcome.SIGNAL
-        if signal and not part.closed and part.base_version - version <= self.rules.max_staleness:
+        if signal and not draft.closed and part.base_version - version <= self.rules.max_staleness:
             return self._ready(draft, agent, group, version, used.counted_as(TokenUse.TRAINED))
         use = TokenUse.FROZEN if own.outcome is GroupOutcome.FROZEN else TokenUse.ZERO_VARIANCE
         return self._unused(draft, agent, group, used.counted_as(TokenUse.STALE if signal else use))
@@ -389,7 +373,8 @@ class Assembly:
     ) -> GroupReady:
         part, own = draft.agents[agent], group.agents[agent]
         return GroupReady(
-            **self._names(agent),
+            **self._names(),
+            agent=agent,
             step=draft.step,
             base_version=part.base_version,
             position=len(part.assigned),
@@ -397,28 +382,25 @@ class Assembly:
             index=group.index,
             version=version,
             trajectories=own.trajectories,
-            faults=dict(group.faults),
             usage=usage,
             own_rewards=None if own.rewards == tuple(one.reward for one in own.trajectories) else own.rewards,
             other_rewards=dict(own.other_rewards),
             follows=part.follows,
-            plays=group.plays,
         )
 
     def _unused(self, draft: StepDraft, agent: str, group: CompleteGroup, usage: UsageAmounts) -> GroupUnused:
         own: AgentGroup = group.agents[agent]
         return GroupUnused(
-            **self._names(agent),
+            **self._names(),
+            agent=agent,
             step=draft.step,
             index=group.index,
             outcome=own.outcome,
             rewards=own.rewards,
-            faults=dict(group.faults),
             usage=usage,
             other_rewards=dict(own.other_rewards),
             is_out_of_turns=all(one.ending is Ending.MAX_TURNS for one in own.trajectories),
-            plays=group.plays,
         )
 
-    def _names(self, agent: str) -> dict[str, str]:
-        return {"namespace": self._ref.namespace, "job": self._ref.name, "uid": self._ref.uid, "agent": agent}
+    def _names(self) -> dict[str, str]:
+        return {"namespace": self._ref.namespace, "job": self._ref.name, "uid": self._ref.uid}

@@ -11,7 +11,7 @@ from marlaas_api.background import background
 from marlaas_api.blobs import BlobRef, sha256_hex
 from marlaas_api.errors import Retryable
 from marlaas_api.failpoints import failpoint
-from marlaas_api.messages import GroupReady, PolicyRecord, StepClosed, UntrainedCause, UntrainedStep
+from marlaas_api.messages import AgentClosed, GroupReady, PolicyRecord, UntrainedCause, UntrainedStep
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.trainer.accumulation import Accumulation, DoesNotFit
 from marlaas_worker.trainer.commit import PolicyKey, StepResult
@@ -198,7 +198,7 @@ class AgentTrainer:
         self._agent.num_out_of_memory += 1
         await self._agent.emit("OutOfMemory", f"out of memory: {text}")
 
-    async def _finish(self, learner: Learner, closed: StepClosed, consumed: tuple[str, ...]) -> None:
+    async def _finish(self, learner: Learner, closed: AgentClosed, consumed: tuple[str, ...]) -> None:
         """Run backward for the remaining rows, take the optimizer step, and commit; without a trained token, only the step's number."""
         await self._accumulation.complete(learner, closed.step)
         version = self._record.version + 1
@@ -223,7 +223,7 @@ class AgentTrainer:
             text = _not_finite(closed.step, version, int(metrics["skipped_update"]), int(metrics["updates"]))
             await self._agent.emit("UpdateSkipped", text)
 
-    def _may_skip(self, closed: StepClosed) -> bool:
+    def _may_skip(self, closed: AgentClosed) -> bool:
         """Return whether a step may end without a version.
 
         In a strict job of several policies, the turns of the next step are already pinned to its version. Orchestrators of earlier

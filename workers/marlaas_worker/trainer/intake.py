@@ -1,4 +1,4 @@
-"""Reads one agent's GROUPS log, first by a replay, then through a durable consumer, into an inbox of uncommitted steps.
+"""Reads one agent's part of its job's log (GROUPS), first by a replay, then through a durable consumer, into an inbox of uncommitted steps.
 
 The inbox is pure: it yields each position once, in order. Messages of committed steps are acked.
 """
@@ -13,7 +13,7 @@ from typing import TypeVar
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery, Stored
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import GroupLogEntry, GroupReady, StepClosed
+from marlaas_api.messages import AgentClosed, GroupReady, IssueLedger, JobLogEntry
 from marlaas_api.retries import patiently
 from marlaas_worker.trainer.trained_agent import TrainedAgent
 
@@ -27,7 +27,7 @@ class _Step:
     base_version: int
     follows: int | None
     groups: dict[int, GroupReady] = field(default_factory=dict)
-    closed: StepClosed | None = None
+    closed: AgentClosed | None = None
     num_taken: int = 0
 
 
@@ -49,17 +49,17 @@ class StepInbox:
         step = self._current()
         return step is not None and step.num_taken > 0
 
-    def is_committed(self, message: GroupReady | StepClosed) -> bool:
+    def is_committed(self, message: GroupReady | AgentClosed) -> bool:
         """Return whether the message's step is already committed."""
         return message.step <= self.committed_step
 
-    def add(self, message: GroupReady | StepClosed) -> None:
+    def add(self, message: GroupReady | AgentClosed) -> None:
         """Add a message. Raises LogInvalid if it contradicts an earlier one."""
         if self.is_committed(message):
             return
         step = self._steps.setdefault(message.step, _Step(message.base_version, message.follows))
-        if isinstance(message, StepClosed):
-            known: GroupReady | StepClosed | None = step.closed
+        if isinstance(message, AgentClosed):
+            known: GroupReady | AgentClosed | None = step.closed
             step.closed = step.closed or message
         else:
             known = step.groups.setdefault(message.position, message)
@@ -74,7 +74,7 @@ class StepInbox:
             return step is not None and step.base_version > self.version
         return step.follows > self.committed_step
 
-    def check_replayed(self, message: GroupReady | StepClosed) -> None:
+    def check_replayed(self, message: GroupReady | AgentClosed) -> None:
         """Raise LogInvalid if a message of a replay, added last, is behind a gap: all messages before it were added."""
         if self.has_gap and not self.is_committed(message):
             self._check_base(message)
@@ -110,7 +110,7 @@ class StepInbox:
         if step is not None:
             step.num_taken = 0
 
-    def due(self) -> StepClosed | None:
+    def due(self) -> AgentClosed | None:
         """Return the current step's closing message once all of its groups are taken, else None. Raises LogInvalid."""
         step = self._current()
         if step is None or step.closed is None or step.num_taken < step.closed.num_groups:
@@ -140,7 +140,7 @@ class StepInbox:
     def _first(self) -> _Step | None:
         return self._steps[min(self._steps)] if self._steps else None
 
-    def _check_base(self, message: GroupReady | StepClosed) -> None:
+    def _check_base(self, message: GroupReady | AgentClosed) -> None:
         if message.follows is not None and message.follows != self.committed_step:
             raise LogInvalid(
                 f"step {message.step} must be trained after step {message.follows}, and {message.agent} has trained step {self.committed_step}"
@@ -224,19 +224,23 @@ class Intake:
             max_pending=1000 + 4 * (spec.training.max_staleness + 2) * most_groups,
         )
 
-    async def _take(self, stored: Stored) -> GroupReady | StepClosed | None:
-        """Add a message to the inbox and return it.
+    async def _take(self, stored: Stored) -> GroupReady | AgentClosed | None:
+        """Add the agent's part of a message to the inbox and return it.
 
-        None for a message of another job of the same name, for a group that is not trained, and for the end of a step
-        without groups.
+        None for a message of another job of the same name, for a group that is not trained, for the end of a step without
+        groups, and for ledgers.
         """
         where = f"message {stored.sequence} of {stored.subject}"
-        message = await wire.unpack(stored.data, self._context.blobs, where)
-        if not isinstance(message, GroupLogEntry):
-            raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(message).__name__}")
-        if message.uid != self._assignment.ref.uid or not isinstance(message, GroupReady | StepClosed):
+        entry = await wire.unpack(stored.data, self._context.blobs, where)
+        if not isinstance(entry, JobLogEntry):
+            raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(entry).__name__}")
+        if entry.uid != self._assignment.ref.uid or isinstance(entry, IssueLedger):
             return None
-        if isinstance(message, StepClosed) and message.num_groups == 0:
+        name = self._assignment.agent.name
+        message = next((part for part in entry.parts if part.agent == name), None)
+        if not isinstance(message, GroupReady | AgentClosed):
+            return None
+        if isinstance(message, AgentClosed) and message.num_groups == 0:
             return None
         self._inbox.add(message)
         self._changed.set()
