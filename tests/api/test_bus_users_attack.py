@@ -175,13 +175,13 @@ async def test_every_verb_on_everything_of_others_is_refused(harness, attacker, 
 async def traffic(harness: BusHarness) -> None:
     """The platform goes on; a subscription that was let in would hear it."""
     await harness.owner.publish(subjects.event("team-b", "other", "orchestrator"), b"secret")
-    await (await harness.owner.bucket(subjects.PROGRESS)).put("team-b.other", b"secret")
+    await (await harness.owner.bucket(subjects.PINS)).put("team-b.other", b"secret")
 
 
 async def expected(harness: BusHarness, before: dict[str, Any]) -> dict[str, Any]:
     """The state before, with the platform's own traffic in it."""
     after = await harness.state()
-    for stream in (subjects.EVENTS, f"KV_{subjects.PROGRESS}"):
+    for stream in (subjects.EVENTS, f"KV_{subjects.PINS}"):
         assert after[stream][1] == before[stream][1] + 1
         before = {**before, stream: after[stream]}
     return before
@@ -213,7 +213,7 @@ async def test_no_answer_can_be_aimed_at_what_is_not_its_own(harness, attacker):
         after = await harness.state()
     mine = subjects.EPISODES
     assert (after[mine][1], after[mine][3]) == (1, {subjects.episode("team-a", "mine"): 1})
-    changed = (mine, consumer(MINE), subjects.EVENTS, f"KV_{subjects.PROGRESS}")
+    changed = (mine, consumer(MINE), subjects.EVENTS, f"KV_{subjects.PINS}")
     unchanged = {name for name in before if name not in changed}
     assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
     # Its own tasks and its own document may reach the inbox of another, if it knew one: nothing that anybody takes for an answer.
