@@ -11,7 +11,7 @@ from marlaas_api.names import Split
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import JobHistory, JobState
-from marlaas_worker.orchestrator.reports import ending, progress
+from marlaas_worker.orchestrator.reports import Seen, ending, progress
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
@@ -124,11 +124,11 @@ def test_a_suite_of_several_samples_has_the_unbiased_pass_at_k_and_the_reward_of
 def test_a_job_of_no_steps_ends_once_version_zero_is_evaluated(document):
     job = document(steps=0)
     state = JobState(job, JobHistory(policies=policies(job, policy=-1)))
-    assert (ending(state, None, 0.0), state.due_evaluation()) == (None, None)
+    assert (ending(state, Seen(), None, 0.0), state.due_evaluation()) == (None, None)
     state = JobState(job, JobHistory(policies=policies(job, policy=0)))
-    assert ending(state, None, 0.0) is None
+    assert ending(state, Seen(), None, 0.0) is None
     state.record_evaluation(eval_record(job, state.due_evaluation(), EvaluationEnd(1.0, (), {})))
-    assert ending(state, None, 0.0)[0] is messages.Phase.SUCCEEDED
+    assert ending(state, Seen(), None, 0.0)[0] is messages.Phase.SUCCEEDED
 
 
 def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_counts_once_for_the_team():

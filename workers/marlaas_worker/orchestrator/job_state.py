@@ -102,7 +102,6 @@ class JobState:
         self.evaluation: EvaluationRun | None = None
         self.tasks = JobTasks(document)
         self.episode_bytes = 0
-        self.waits = self.over_quota = self.unserved = self.trainerless = ""
         self.recorded = RecordedTotals()
         self.trained_prompts: set[str] = set()
         for step in history.steps:

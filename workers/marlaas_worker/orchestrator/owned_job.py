@@ -70,6 +70,7 @@ class OwnedJob:
         self._num_episodes = 0
         self._told: set[str] = set()
         self._state: JobState | None = None
+        self._seen = job_reports.Seen()
         self._metering: Metering  # of the present state
         self.ended: tuple[Phase, str, str] | None = None
 
@@ -208,13 +209,15 @@ class OwnedJob:
             await self._retention.purge(at_once=self._stream.is_filled(TIGHT))
             await self._issue(state)
             await self._evaluate(state)
-            state.over_quota = self.holds.over_quota
-            state.unserved = unserved(self.document, self._reports())
-            state.trainerless = trainerless(self.document, job_reports.training_pools(state), self._reports())
-            state.waits = self._space.why or (_FULL if self._stream.is_filled(FULL) else "")
+            self._seen = job_reports.Seen(
+                self.holds.over_quota,
+                self._space.why or (_FULL if self._stream.is_filled(FULL) else ""),
+                unserved(self.document, self._reports()),
+                trainerless(self.document, job_reports.training_pools(state), self._reports()),
+            )
         self._context.waits.over(self.document.uid, _RECORDS)
         given_up = self._given_up.words(self.document, self._reports(), self._context.now())
-        self.ended = job_reports.ending(state, given_up, self.times.total_s(self._context.now()))
+        self.ended = job_reports.ending(state, self._seen, given_up, self.times.total_s(self._context.now()))
         self.moved = True
 
     async def _decide(self, state: JobState) -> None:
@@ -332,7 +335,8 @@ class OwnedJob:
         """Return the job's progress as of now; None until its records are read."""
         if self._state is None:
             return None
-        return job_reports.progress(self._state, self._usage, self.times, self.ended, self._context.now())
+        standing = self.ended or job_reports.doing(self._state, self._seen)
+        return job_reports.progress(self._state, self._usage, self.times, standing, self._context.now())
 
     def progress_after(self, before: Progress | None) -> Progress:
         """Return the job's progress as of now; that of an admitted job until its records are read. before: as stored."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from marlaas_api.messages import (
     AgentProgress,
@@ -24,6 +25,23 @@ from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a job waits for as of one round of its loop, besides what its state says; each is empty while it does not.
+
+    Attributes:
+        over_quota: its tenant is over a quota.
+        bus_space: the stream TURNS has no space for its groups.
+        unserved: no engine serves its versions.
+        trainerless: no trainer is ready.
+    """
+
+    over_quota: str = ""
+    bus_space: str = ""
+    unserved: str = ""
+    trainerless: str = ""
+
+
 def delayed(progress: Progress, waits: Iterable[tuple[str, JobWait]]) -> Progress:
     """Return the progress of a job with the reason of what it waits for longest. waits: with the worker that waits."""
     oldest = min(waits, key=lambda one: one[1].since, default=None)
@@ -37,11 +55,11 @@ def delayed(progress: Progress, waits: Iterable[tuple[str, JobWait]]) -> Progres
 
 
 def progress(
-    state: JobState, usage: JobUsage, times: AdmittedTime, ended: tuple[Phase, str, str] | None, now: float
+    state: JobState, usage: JobUsage, times: AdmittedTime, standing: tuple[Phase, str, str], now: float
 ) -> Progress:
-    """Return the progress of a job whose records are read."""
+    """Return the progress of a job whose records are read. standing: phase, reason and message, as `ending` or `doing` returned."""
     document, last = state.document, state.last_step
-    phase, reason, message = ended or (Phase.RUNNING, *_doing(state))
+    phase, reason, message = standing
     versions = {agent: version for agent, version in state.versions.items() if version >= 0}
     promoted = promoted_versions(state) if phase is Phase.SUCCEEDED else {}
     return Progress(
@@ -200,7 +218,7 @@ def promoted_versions(state: JobState) -> dict[str, int]:
     return state.versions if chosen == state.version else dict(state.evaluations[chosen].versions)
 
 
-def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Phase, str, str] | None:
+def ending(state: JobState, seen: Seen, given_up: str | None, admitted_s: float) -> tuple[Phase, str, str] | None:
     """Return why a job ends now, as phase, reason and message; None if it goes on.
 
     Args:
@@ -214,7 +232,7 @@ def ending(state: JobState, given_up: str | None, admitted_s: float) -> tuple[Ph
         return Phase.FAILED, Reason.INVALID_ENVIRONMENT.value, state.faults.permanent
     if faults is not None:
         return Phase.FAILED, "TooManyFaults", faults
-    why = state.over_quota or state.waits or state.unserved or _waits_for_trainers(state)
+    why = seen.over_quota or seen.bus_space or seen.unserved or _waits_for_trainers(state, seen)
     if (late := overdue(state.document, admitted_s, why)) is not None:
         return late
     if state.training_over and state.has_policies and state.evaluation is None and state.due_evaluation() is None:
@@ -263,31 +281,36 @@ def training_pools(state: JobState) -> set[str]:
     return {state.document.pool_of(agent) for agent in agents}
 
 
-def _waits_for_trainers(state: JobState) -> str:
+def _waits_for_trainers(state: JobState, seen: Seen) -> str:
     """Return which trainers have not published version 0, or are not ready; empty if the job waits for none.
 
     In a job of several pools, by pool and agent.
     """
     if state.has_policies:
-        return state.trainerless
+        return seen.trainerless
     document = state.document
     late = {document.pool_of(agent) for agent in document.spec.policies if state.versions[agent.name] < 0}
     where = f" of pool {' and of pool '.join(map(document.pool_text, sorted(late)))}" if len(document.pools) > 1 else ""
     return f"waiting for a trainer{where} to publish version 0"
 
 
-def _doing(state: JobState) -> tuple[str, str]:
+def doing(state: JobState, seen: Seen) -> tuple[Phase, str, str]:
+    """Return what a running job does or waits for, as phase, reason and message."""
+    return (Phase.RUNNING, *_doing(state, seen))
+
+
+def _doing(state: JobState, seen: Seen) -> tuple[str, str]:
     if not state.has_policies:
-        return Reason.WAITING_FOR_TRAINER.value, _waits_for_trainers(state)
-    if state.over_quota:
-        return Reason.OVER_QUOTA.value, state.over_quota
-    if state.waits:
-        return Reason.WAITING_FOR_BUS_SPACE.value, state.waits
-    if state.unserved:
-        return Reason.WAITING_FOR_POOL.value, f"{state.unserved}; the job goes on when one is"
+        return Reason.WAITING_FOR_TRAINER.value, _waits_for_trainers(state, seen)
+    if seen.over_quota:
+        return Reason.OVER_QUOTA.value, seen.over_quota
+    if seen.bus_space:
+        return Reason.WAITING_FOR_BUS_SPACE.value, seen.bus_space
+    if seen.unserved:
+        return Reason.WAITING_FOR_POOL.value, f"{seen.unserved}; the job goes on when one is"
     is_idle = state.evaluation is None and not state.groups.in_flight
-    if state.trainerless and is_idle:
-        return Reason.WAITING_FOR_TRAINER.value, f"{state.trainerless}; the job goes on when one is"
+    if seen.trainerless and is_idle:
+        return Reason.WAITING_FOR_TRAINER.value, f"{seen.trainerless}; the job goes on when one is"
     if state.evaluation is not None and state.training_over:
         done, total = len(state.evaluation.episodes), state.evaluation.settings.num_episodes
         return "Evaluating", f"last evaluation: {done} of {total} held-out episodes have ended"
