@@ -23,11 +23,11 @@ from marlaas_api.messages import (
     AgentClosed,
     GroupDecided,
     GroupReady,
-    IssueLedger,
     JobDocument,
     StepClosed,
     StepOutcome,
     StepRecord,
+    TasksIssued,
     TrajectoryRef,
 )
 from marlaas_api.names import episode_id, train_group
@@ -88,14 +88,14 @@ async def fill(bus: Bus, job: JobDocument, num_steps: int) -> None:
     for step in range(num_steps):
         indices = tuple(range(step * GROUPS_PER_STEP, (step + 1) * GROUPS_PER_STEP))
         for position, index in enumerate(indices):
+            issued = TasksIssued(**names, indices=(index,), next_index=index + 1, turns_from=index)
+            await bus.publish(subject, encode(issued))
             part = ready(job, step, position, index)
             await bus.publish(subject, encode(GroupDecided(**names, step=step, index=index, ready=(part,))))
         end = AgentClosed(**names, agent="policy", step=step, base_version=step, num_groups=len(indices))
         await bus.publish(subject, encode(StepClosed(**names, step=step, parts=(end,))))
         if step < num_steps - 1:
             await bus.publish(subjects.step(job.namespace, job.job, job.uid, step), encode(record(job, step, indices)))
-    ledger = IssueLedger(**names, next_index=num_steps * GROUPS_PER_STEP, open=indices)
-    await bus.publish(subject, encode(ledger))
 
 
 def ready(job: JobDocument, step: int, position: int, index: int) -> GroupReady:

@@ -96,11 +96,11 @@ class AccountingHarness:
             self.effect()
             self.decide()
         if want := state.assembly.want(len(state.groups.in_flight), self.served):
-            indices = state.take_indices(want, self.last_turn)
-            self.ledger, past = state.ledger(), state.tasks.past
+            issued, past = state.issue(want, self.last_turn), state.tasks.past
+            self.ledger = messages.IssueLedger.of([*([self.ledger] if self.ledger else []), issued])
             assert self.draws.setdefault(past.step, past.versions) == past.versions, "one draw of past versions a step"
             self.effect()
-            for index in indices:
+            for index in issued.indices:
                 self.give_out(index)
                 self.effect()
 

@@ -27,7 +27,7 @@ def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_coun
     job = document(steps=2, groupsPerStep=2)
     state = JobState(job, JobHistory(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
     state.assembly.begin(state.versions)
-    for index in state.take_indices(2, 0):
+    for index in state.issue(2, 0).indices:
         for member in range(job.spec.rollout.group_size):
             fault = FaultClass.ENV if member > 1 else None
             rewards = {} if fault else {"policy": float(member)}

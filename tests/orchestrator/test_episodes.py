@@ -74,7 +74,7 @@ def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on
     job = document(groupsPerStep=1, maxStaleness=1)
     job = changed(job, rollout=job.spec.rollout.model_copy(update={"group_size": 67}))
     state = JobState(job, JobHistory(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
-    state.take_indices(3, 0)
+    state.issue(3, 0)
     large = an_episode(job, rewards={"policy": 0.5}, leaves={"policy": tuple(range(390))})
 
     def play(index: int, *members: int) -> None:

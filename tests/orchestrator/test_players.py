@@ -156,7 +156,7 @@ def state(newest: int, seed: int = 0, window: int = 3, ledger: IssueLedger | Non
 
 
 def drawn_by(played: JobState) -> int:
-    played.take_indices(1, 0)
+    played.issue(1, 0)
     return played.tasks.past.versions["past"]
 
 
@@ -180,7 +180,7 @@ def test_with_a_teacher_one_episode_has_signal_and_candidates_are_turns_as_all_o
     agents = [{"name": "policy"}, {"name": "teacher", "trainable": False}]
     job = job_document(spec={"agents": agents, "rollout": {"groupSize": 1}, "training": taught})
     state = JobState(job, JobHistory())
-    state.take_indices(1, 0)
+    state.issue(1, 0)
     choice = Choice(agent="policy", turns=(0, 2), rewards=(0.0, 1.0))
     played = {"leaves": {"policy": (0, 4)}, "choices": (choice,), "may_speak": ("policy",)}
     state.add_episode(an_episode(job, rewards={"policy": 0.0}, **played))

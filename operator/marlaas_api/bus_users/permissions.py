@@ -143,7 +143,7 @@ def _operator() -> tuple[str, ...]:
 def _runner() -> tuple[str, ...]:
     return (
         *_writes(subjects.JOBS),
-        *_reads(subjects.EPISODES, subjects.TURNS, subjects.STEPS, subjects.EVENTS, subjects.GROUPS),
+        *_reads(subjects.EPISODES, subjects.TURNS, subjects.STEPS, subjects.EVENTS),
         *_consumes(subjects.EPISODES),
         *_watches(subjects.JOBS, subjects.PROGRESS, subjects.POLICY, subjects.REPLICAS),
         *_ensures(),

@@ -2,7 +2,7 @@
 
 Writers (docs/explanation/architecture.md):
 
-- The orchestrator writes Task, IssueLedger, GroupDecided, StepClosed, StepRecord, EvalRecord, Progress, TenantUsage, and the pins
+- The orchestrator writes Task, TasksIssued, EvaluationBegun, IssueLedger, GroupDecided, StepClosed, StepRecord, EvalRecord, Progress, TenantUsage, and the pins
   of strict and evaluation groups.
 - A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
 - A rollout worker writes GenerateReply, Turn and the other pins.
@@ -15,14 +15,17 @@ from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass, T
 from marlaas_api.messages.exports import DestinationReport, ExportReport
 from marlaas_api.messages.groups import (
     AgentClosed,
+    EvaluationBegun,
     GroupDecided,
     GroupOutcome,
     GroupReady,
     GroupResolution,
     GroupUnused,
+    IssueEntry,
     IssueLedger,
     JobLogEntry,
     StepClosed,
+    TasksIssued,
     TrajectoryRef,
 )
 from marlaas_api.messages.job_spec import JobSpec
@@ -88,6 +91,7 @@ __all__ = [
     "Episode",
     "EvalRecord",
     "EvalSample",
+    "EvaluationBegun",
     "ExportReport",
     "FaultClass",
     "GenerateReply",
@@ -98,6 +102,7 @@ __all__ = [
     "GroupReady",
     "GroupResolution",
     "GroupUnused",
+    "IssueEntry",
     "IssueLedger",
     "JobAgent",
     "JobDocument",
@@ -133,6 +138,7 @@ __all__ = [
     "SuiteResult",
     "TaskMessage",
     "TaskOutcome",
+    "TasksIssued",
     "TenantQuota",
     "TenantUsage",
     "TokenUse",

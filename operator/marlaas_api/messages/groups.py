@@ -3,7 +3,9 @@
 An orchestrator restores its open steps from the log, and a trainer trains the groups that the log assigns to its agent.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
+from itertools import zip_longest
 
 from pydantic import Field
 
@@ -151,8 +153,8 @@ class StepClosed(JobMessage):
     parts: tuple[AgentClosed, ...]
 
 
-class IssueLedger(JobMessage):
-    """The tasks that the orchestrator has issued; stream GROUPS. The newest one counts. Written before the tasks are published."""
+class DataPosition(JobMessage):
+    """Where a job is in its training data, and what its next groups are issued with."""
 
     next_index: int = 0
     """Lowest index never issued."""
@@ -162,27 +164,72 @@ class IssueLedger(JobMessage):
     """Those whose tasks were solved, in all passes."""
     skipped_hopeless: int = 0
     """Those whose tasks were hopeless, in all passes."""
-    open: tuple[int, ...] = ()
-    """Indices of groups that were issued and do not yet belong to a recorded step."""
     past_step: int = -1
     """Step during which `past_versions` are drawn."""
     past_versions: dict[str, int] = Field(default_factory=dict)
     """By agent that plays past versions, the one that it plays in groups issued while step `past_step` is open."""
-    evaluating: int | None = None
-    """Version under evaluation (`StepRecord.version`)."""
-    evaluating_step: int = 0
-    """Number of finished steps after which its versions were the newest."""
-    evaluating_versions: dict[str, int] = Field(default_factory=dict)
-    """Versions of the agents in it."""
-    open_from: tuple[int, ...] = ()
-    """For each open group, in the order of `open`, a sequence of TURNS below which it has no turn, read before the group was issued.
-    Missing values are 1: nothing is known.
-    """
-    evaluating_from: int = 1
-    """The same for the evaluation."""
     episode_bytes: int = 0
     """Bytes that an episode adds to TURNS; 0: not measured."""
 
 
-JobLogEntry = GroupDecided | StepClosed | IssueLedger
-"""A message of the stream GROUPS."""
+class TasksIssued(DataPosition):
+    """Training tasks that are issued next, and the position after them; stream GROUPS. Written before the tasks are published.
+
+    indices: of their groups. turns_from: a sequence of TURNS below which these have no turn, read before they were issued.
+    """
+
+    indices: tuple[int, ...]
+    turns_from: int = 1
+
+
+class EvaluationBegun(JobMessage):
+    """An evaluation that begins next; stream GROUPS. Written before its tasks are published.
+
+    version: that is evaluated (`StepRecord.version`). step: number of finished steps after which it was the newest. versions: of
+    the agents in it. turns_from: as in `TasksIssued`.
+    """
+
+    version: int
+    step: int
+    versions: dict[str, int]
+    turns_from: int = 1
+
+
+class IssueLedger(DataPosition):
+    """What the entries before it have issued, once a step is recorded; stream GROUPS. The newest one counts, and what follows it."""
+
+    open: tuple[int, ...] = ()
+    """Indices of groups that were issued and do not yet belong to a recorded step."""
+    open_from: tuple[int, ...] = ()
+    """Their `turns_from`, in the same order; missing values are 1: nothing is known."""
+    evaluating: int | None = None
+    """Version under evaluation, as in `EvaluationBegun`."""
+    evaluating_step: int = 0
+    evaluating_versions: dict[str, int] = Field(default_factory=dict)
+    evaluating_from: int = 1
+
+    @classmethod
+    def of(cls, entries: Sequence["IssueEntry"]) -> "IssueLedger | None":
+        """Return what a log has issued; None if nothing. entries: all of the log, in their order."""
+        last = max((at for at, entry in enumerate(entries) if isinstance(entry, cls)), default=-1)
+        if not entries:
+            return None
+        names = {name: getattr(entries[0], name) for name in JobMessage.model_fields}
+        start = entries[last] if last >= 0 else cls(**names)
+        assert isinstance(start, cls)
+        found, after = start.model_dump(), entries[last + 1 :]
+        given_out = dict(zip_longest(start.open, start.open_from, fillvalue=1))
+        for entry in after:
+            if isinstance(entry, TasksIssued):
+                given_out |= dict.fromkeys(entry.indices, entry.turns_from)
+                found |= {name: getattr(entry, name) for name in DataPosition.model_fields}
+            elif isinstance(entry, EvaluationBegun):
+                found |= {"evaluating": entry.version, "evaluating_step": entry.step}
+                found |= {"evaluating_versions": entry.versions, "evaluating_from": entry.turns_from}
+        return cls(**found | {"open": tuple(given_out), "open_from": tuple(given_out.values())})
+
+
+IssueEntry = TasksIssued | EvaluationBegun | IssueLedger
+"""What is issued."""
+JobLogEntry = GroupDecided | StepClosed | IssueEntry
+"""An entry of a job's log, a message of the stream GROUPS."""

@@ -7,14 +7,17 @@ the original run reach the same state. `owned_job` performs the decisions, and p
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from marlaas_api.messages import (
     Episode,
     EvalRecord,
+    EvaluationBegun,
     IssueLedger,
     JobDocument,
     PolicyRecord,
     StepRecord,
+    TasksIssued,
     UsageAmounts,
 )
 from marlaas_api.messages.usage import merged
@@ -202,26 +205,33 @@ class JobState:
         return min((*self.groups.turns_from(self.groups.indices), *evaluation), default=last_sequence + 1)
 
     def ledger(self) -> IssueLedger:
-        """Return the ledger, which must be written before the tasks that it names are published."""
-        given_out = tuple(sorted(self.groups.indices))
+        """Return what is issued and not on record."""
+        given_out, run = tuple(sorted(self.groups.indices)), self.evaluation
         return IssueLedger(
-            namespace=self.document.namespace,
-            job=self.document.job,
-            uid=self.document.uid,
-            next_index=self.tasks.walk.next_visit,
-            skipped_in_pass=self.tasks.walk.in_pass,
-            skipped_solved=self.tasks.walk.solved,
-            skipped_hopeless=self.tasks.walk.hopeless,
+            **self._position(),
             open=given_out,
-            past_step=self.tasks.past.step,
-            past_versions=dict(self.tasks.past.versions),
-            evaluating=self.evaluation.version if self.evaluation else None,
-            evaluating_step=self.evaluation.step if self.evaluation else 0,
-            evaluating_versions=dict(self.evaluation.versions) if self.evaluation else {},
             open_from=self.groups.turns_from(given_out),
+            evaluating=run.version if run else None,
+            evaluating_step=run.step if run else 0,
+            evaluating_versions=dict(run.versions) if run else {},
             evaluating_from=self.groups.evaluation_from,
-            episode_bytes=self.episode_bytes,
         )
+
+    def _position(self) -> dict[str, Any]:
+        """Return the fields of a DataPosition."""
+        walk, past = self.tasks.walk, self.tasks.past
+        return self._names() | {
+            "next_index": walk.next_visit,
+            "skipped_in_pass": walk.in_pass,
+            "skipped_solved": walk.solved,
+            "skipped_hopeless": walk.hopeless,
+            "past_step": past.step,
+            "past_versions": dict(past.versions),
+            "episode_bytes": self.episode_bytes,
+        }
+
+    def _names(self) -> dict[str, Any]:
+        return {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
 
     def add_episode(self, episode: Episode) -> None:
         """Add an episode. A restart reads those of resolved groups again; they count only for the share of faults.
@@ -293,25 +303,26 @@ class JobState:
         self.groups.recorded(done)
         self._schedule_evaluation(self.finished, record)
 
-    def take_indices(self, number: int, last_sequence: int) -> list[int]:
+    def issue(self, number: int, last_sequence: int) -> TasksIssued:
         """Reserve the next tasks to issue, and draw the past versions that play in them; they are in flight from now on.
 
         Args:
             last_sequence: of TURNS, as of now or earlier.
+
+        Returns:
+            What to log before the tasks are published.
         """
         indices = self.tasks.take(number)
         self.groups.issue(indices, last_sequence)
         draft = self.assembly.open
         self.tasks.draw_past(self.finished if draft is None else draft.step, self.issued_versions)
-        return indices
+        return TasksIssued(**self._position(), indices=tuple(indices), turns_from=last_sequence + 1)
 
-    def begin_evaluation(self, run: EvaluationRun, last_sequence: int) -> None:
-        """Set the evaluation in progress.
-
-        Args:
-            last_sequence: of TURNS, as of now or earlier.
-        """
+    def begin_evaluation(self, run: EvaluationRun, last_sequence: int) -> EvaluationBegun:
+        """Set the evaluation in progress. Arguments and result as of `issue`."""
         self.evaluation, self.groups.evaluation_from = run, last_sequence + 1
+        numbers = {"version": run.version, "step": run.step, "turns_from": last_sequence + 1}
+        return EvaluationBegun(**self._names(), **numbers, versions=dict(run.versions))
 
     def due_evaluation(self) -> EvaluationRun | None:
         """Return the evaluation to start now; None if none is due."""

@@ -292,10 +292,10 @@ class OwnedJob:
         number = self._space.take(len(state.groups), want, evaluating=state.evaluation is not None)
         if number == 0:
             return
-        indices = state.take_indices(number, turns.last_sequence)
-        state.assembly.oldest.update(dict.fromkeys(indices, self._issuer.served(state)))
-        await self._records.write_ledger(state.ledger())
-        await self._issuer.publish(state, indices)
+        issued = state.issue(number, turns.last_sequence)
+        state.assembly.oldest.update(dict.fromkeys(issued.indices, self._issuer.served(state)))
+        await self._records.log_issue(issued)
+        await self._issuer.publish(state, issued.indices)
 
     def _want(self, state: JobState) -> int:
         """Return the number of groups that the job can use now."""
@@ -307,8 +307,7 @@ class OwnedJob:
         run = None if self.holds.any else state.due_evaluation()
         if run is not None and self._space.may_evaluate(len(state.groups)):
             turns = await self._stream.refresh(self._context.bus)
-            state.begin_evaluation(run, turns.last_sequence)
-            await self._records.write_ledger(state.ledger())
+            await self._records.log_issue(state.begin_evaluation(run, turns.last_sequence))
             await self._issuer.publish_evaluation(state, run)
         run = state.evaluation
         if run is None or not run.complete:

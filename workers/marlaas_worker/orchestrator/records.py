@@ -17,6 +17,8 @@ from marlaas_api.messages import (
     BusMessage,
     Episode,
     EvalRecord,
+    GroupDecided,
+    IssueEntry,
     IssueLedger,
     JobDocument,
     JobLogEntry,
@@ -24,12 +26,13 @@ from marlaas_api.messages import (
     Pin,
     PolicyRecord,
     ReplicaReport,
+    StepClosed,
     StepRecord,
     TaskMessage,
     Turn,
 )
 from marlaas_api.names import JobRef
-from marlaas_api.wire import decode, decode_as, encode, unpack
+from marlaas_api.wire import decode, decode_as, encode, pack, unpack
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import JobHistory
@@ -100,17 +103,26 @@ class Records:
         return tuple(agent.name for agent in self.document.spec.policies)
 
     async def history(self) -> JobHistory:
-        """Read all records of the job."""
+        """Read all records of the job.
+
+        The log is read first: what an orchestrator that was replaced still writes after that makes our fence stale, so that
+        we read everything again; and decisions of recorded steps change nothing.
+        """
         ref = self.ref
+        log = await self._read_log()
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
-        log = await self._read_log()
-        ledgers = [entry for entry in log if isinstance(entry, IssueLedger)]
+        ledger = IssueLedger.of([entry for entry in log if isinstance(entry, IssueEntry)])
+        if steps and ledger is None:
+            raise AssertionError(
+                f"{ref}: steps are on record, and the job's log does not say which tasks were issued; a job of an earlier release "
+                "cannot go on"
+            )
         return JobHistory(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
-            groups=tuple(entry for entry in log if not isinstance(entry, IssueLedger)),
-            ledger=ledgers[-1] if ledgers else None,
+            groups=tuple(entry for entry in log if isinstance(entry, GroupDecided | StepClosed)),
+            ledger=ledger,
             policies={agent: await self.policy(agent) for agent in self.agents},
         )
 
@@ -120,7 +132,7 @@ class Records:
         stored = await self.bus.replay(subjects.GROUPS, subject)
         self._log = FencedSubject(self.bus, subject, stored[-1].sequence if stored else 0)
         self._decisions, self._ledger_at = deque(), 0
-        read = [(decode(one.data, _where(one)), one.sequence) for one in stored]
+        read = [(await unpack(one.data, self.context.blobs, _where(one)), one.sequence) for one in stored]
         own = [(entry, sequence) for entry, sequence in read if _is_of(entry, self.ref)]
         for entry, sequence in own:
             self._logged(entry, sequence)
@@ -129,13 +141,14 @@ class Records:
     def _logged(self, entry: JobLogEntry, sequence: int) -> None:
         if isinstance(entry, IssueLedger):
             self._ledger_at = sequence
-        else:
+        elif isinstance(entry, GroupDecided | StepClosed):
             self._decisions.append((entry.step, sequence))
 
     async def _append(self, entry: JobLogEntry) -> None:
         """Append to the job's log. Raises Overtaken if another orchestrator has appended since our last read."""
         assert self._log is not None, "the history is read first"
-        self._logged(entry, await self._log.append(encode(entry)))
+        data = await pack(entry, self.context.blobs, self.bus.max_payload_bytes // 2)  # headers count, too
+        self._logged(entry, await self._log.append(data))
 
     async def episodes(self) -> AsyncIterator[tuple[int, Episode]]:
         """Read and parse all stored episodes, page by page, with their sequences. Raises EpisodeInvalid."""
@@ -184,9 +197,9 @@ class Records:
             ref = manifest.parent
         raise AssertionError(f"{self.ref}: step {step} is committed, and no manifest of the agent names it")
 
-    async def write_ledger(self, ledger: IssueLedger) -> None:
-        """Write the ledger, before the tasks that it names are published. Raises Overtaken."""
-        await self._append(ledger)
+    async def log_issue(self, entry: IssueEntry) -> None:
+        """Append what is issued to the job's log, before its tasks are published. Raises Overtaken."""
+        await self._append(entry)
         failpoint("orchestrator.issue.after_ledger")
 
     async def log_decision(self, decision: Decision) -> None:
@@ -195,14 +208,14 @@ class Records:
         failpoint("orchestrator.assign.after_log")
 
     async def compact(self, ledger: IssueLedger, step: int) -> None:
-        """Purge the log's decisions of steps up to `step`, which is on record, and older ledgers; do nothing if it has none.
+        """Purge the log's decisions of steps up to `step`, which is on record, and what was issued before; do nothing without such decisions.
 
         Recovery needs only the step's record and the ledger, which is written first. So the log is never empty: the next
         compare-and-set names the sequence of its newest message.
         """
         if not self._decisions or self._decisions[0][0] > step:
             return
-        await self.write_ledger(ledger)
+        await self.log_issue(ledger)
         while self._decisions and self._decisions[0][0] <= step:
             self._decisions.popleft()
         first = min(self._ledger_at, self._decisions[0][1]) if self._decisions else self._ledger_at

@@ -13,7 +13,7 @@ from typing import TypeVar
 from marlaas_api import subjects, wire
 from marlaas_api.bus import BusRefused, BusUnavailable, Consumer, Delivery, Stored
 from marlaas_api.errors import Permanent
-from marlaas_api.messages import AgentClosed, GroupReady, IssueLedger, JobLogEntry
+from marlaas_api.messages import AgentClosed, GroupReady, IssueEntry, JobLogEntry
 from marlaas_api.retries import patiently
 from marlaas_worker.trainer.trained_agent import TrainedAgent
 
@@ -228,13 +228,13 @@ class Intake:
         """Add the agent's part of a message to the inbox and return it.
 
         None for a message of another job of the same name, for a group that is not trained, for the end of a step without
-        groups, and for ledgers.
+        groups, and for what is issued.
         """
         where = f"message {stored.sequence} of {stored.subject}"
         entry = await wire.unpack(stored.data, self._context.blobs, where)
         if not isinstance(entry, JobLogEntry):
             raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(entry).__name__}")
-        if entry.uid != self._assignment.ref.uid or isinstance(entry, IssueLedger):
+        if entry.uid != self._assignment.ref.uid or isinstance(entry, IssueEntry):
             return None
         name = self._assignment.agent.name
         message = next((part for part in entry.parts if part.agent == name), None)
@@ -256,4 +256,4 @@ class Intake:
                     await delivery.in_progress()
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await patiently(call, self._assignment.groups, self._timing.retry_s)
+        return await patiently(call, self._assignment.consumer, self._timing.retry_s)
