@@ -97,6 +97,10 @@ class Blobs(Protocol):
         """Read, verify and write to a local file by temp file and rename; create its folder. Raises as `get`."""
         ...
 
+    async def read(self, ref: BlobRef, start: int, num: int) -> bytes:
+        """Return at most `num` bytes (1 or more) from byte `start` on, which the caller verifies. Raises BlobMissing, BlobUnavailable."""
+        ...
+
     async def list(self, prefix: str) -> list[str]:
         """Return the sorted names of all blobs below a folder; `""` lists the whole store."""
         ...

@@ -37,6 +37,12 @@ class MemoryBlobs:
         part.write_bytes(data)
         part.replace(target)
 
+    async def read(self, ref: BlobRef, start: int, num: int) -> bytes:
+        self._check()
+        if ref.name not in self.contents:
+            raise BlobMissing(f"no blob {ref.name}")
+        return self.contents[ref.name][start : start + num]
+
     async def list(self, prefix: str) -> list[str]:
         self._check()
         folder = prefix.rstrip("/") + "/" if prefix else ""

@@ -112,6 +112,9 @@ class StoreBlobs:
     async def fetch(self, ref: BlobRef, target: Path) -> None:
         await self._run(lambda: self._fetch(ref, target))
 
+    async def read(self, ref: BlobRef, start: int, num: int) -> bytes:
+        return await self._run(lambda: self._read(ref, start, num))
+
     async def list(self, prefix: str) -> list[str]:
         return await self._run(lambda: _names(self._store, prefix, self._where))
 
@@ -155,10 +158,20 @@ class StoreBlobs:
             raise BlobCorrupt(f"blob {ref.name} is corrupt: sha256 is {digest.hexdigest()}, expected {ref.sha256}")
 
     def _chunks(self, ref: BlobRef) -> Iterator[bytes]:
+        with self._reading(ref):
+            yield from obstore.get(self._store, ref.name)
+
+    def _read(self, ref: BlobRef, start: int, num: int) -> bytes:
+        end = min(start + num, ref.size_bytes)
+        with self._reading(ref):
+            return bytes(obstore.get_range(self._store, ref.name, start=start, end=end)) if start < end else b""
+
+    @contextmanager
+    def _reading(self, ref: BlobRef) -> Iterator[None]:
         if self._root is not None and not self._root.is_dir():  # not mounted: its blobs are not missing
             raise BlobUnavailable(f"{self._where} does not exist: mount it again")
         with _translated(self._where, missing=ref.name):
-            yield from obstore.get(self._store, ref.name)
+            yield
 
     def _delete(self, name: str) -> None:
         try:

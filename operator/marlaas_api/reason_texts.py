@@ -304,20 +304,20 @@ _REPORTS = {
     Reason.REPORTING: Text(
         ReasonStage.WORKING,
         Actor.NOBODY,
-        "The job's trackers and webhooks have all that it has made so far, or its end.",
+        "The job's trackers, webhooks and the hub have all that it has made so far, or its end.",
         NOTHING,
     ),
     Reason.EXPORTER_STARTING: Text(
         ReasonStage.WORKING,
         Actor.NOBODY,
-        "The pod that reports the job to trackers and webhooks is starting; the job does not wait for it.",
+        "The pod that reports the job to trackers, webhooks and the hub is starting; the job does not wait for it.",
         NOTHING,
     ),
     Reason.REPORT_DELAYED: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "A tracker or a webhook takes nothing, or the pod that reports to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
-        "Check the content of the Secrets that spec.export names, and whether the tracker is up. For another egress or Secret, create a new job.",
+        "A tracker, a webhook or the hub takes nothing, or the pod that reports to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
+        "Check the content of the Secrets that spec.export names, and whether the tracker or hub is up. For another egress or Secret, create a new job.",
     ),
 }
 

@@ -131,6 +131,11 @@ def evaluation(namespace: str, job: str, uid: str, version: int | str) -> str:
     return f"eval.{namespace}.{job}.{uid}-{version}"
 
 
+def export(namespace: str, job: str) -> str:
+    """Subject of requests of a job's exporter for the files of a published adapter."""
+    return f"export.{namespace}.{job}"
+
+
 def event(namespace: str, job: str, role: str) -> str:
     """Subject of a job's events, for people."""
     return f"event.{namespace}.{job}.{role}"

@@ -15,7 +15,7 @@ SIBLING = SandboxUser("team-a", "sibling", "u3")
 JOBS = (MINE, OTHER, SIBLING)
 OWN: dict[TenantUser, tuple[str, ...]] = {
     MINE: (subjects.generation("team-a", "mine", "policy"), subjects.episode("team-a", "mine")),
-    ExporterUser("team-a", "mine", "u1"): ("$KV.exports.team-a.mine",),
+    ExporterUser("team-a", "mine", "u1"): ("$KV.exports.team-a.mine", subjects.export("team-a", "mine")),
 }
 """What an attacker's credential may publish, besides requests."""
 STORED = (*(one.name for one in subjects.STREAMS), *(f"KV_{one.name}" for one in subjects.BUCKETS))
@@ -39,6 +39,7 @@ def names(user: SandboxUser) -> list[str]:
         subjects.group(ns, job),
         subjects.step(ns, job, user.uid, 0),
         subjects.evaluation(ns, job, user.uid, 0),
+        subjects.export(ns, job),
         subjects.event(ns, job, "sandbox"),
         *(f"$KV.{bucket.name}.{ns}.{job}" for bucket in subjects.BUCKETS),
         *(f"$KV.{bucket.name}.{ns}.{job}.policy" for bucket in subjects.BUCKETS),

@@ -45,6 +45,11 @@ async def test_a_large_blob_comes_back_whole(blobs, tmp_path):
     assert await blobs.get(ref) == data == (tmp_path / "x").read_bytes()
 
 
+async def test_a_part_of_a_blob_is_read(blobs):
+    ref = await blobs.put("a", "x", b"0123456789")
+    assert [await blobs.read(ref, *part) for part in ((0, 4), (8, 4), (10, 4))] == [b"0123", b"89", b""]
+
+
 async def test_a_missing_blob_is_missing(blobs, tmp_path):
     ref = await blobs.put("a", "x", b"1")
     for _ in range(2):
@@ -53,6 +58,8 @@ async def test_a_missing_blob_is_missing(blobs, tmp_path):
         await blobs.get(ref)
     with pytest.raises(BlobMissing, match=ref.name):
         await blobs.fetch(ref, tmp_path / "x")
+    with pytest.raises(BlobMissing, match=ref.name):
+        await blobs.read(ref, 0, 1)
 
 
 async def test_a_name_from_outside_reaches_nothing_and_one_that_leaves_its_folder_is_a_bug(blobs):

@@ -295,6 +295,13 @@ async def test_an_exporter_reads_and_reports_its_own_job_and_empties_no_report_o
         for name in (subjects.JOBS, subjects.PROGRESS):
             read = await exporter.bucket(name, inspected=False)
             assert (await read.get(subjects.job_key(user.namespace, user.job))).data == f"{name} of {user.job}".encode()
+        answers: asyncio.Queue[bytes] = asyncio.Queue()
+        answer = lambda request: harness.owner.send(request.reply, b"part")  # noqa: E731
+        async with harness.owner.listen(subjects.export("*", "*"), answer):
+            hear = lambda request, answers=answers: answers.put(request.data)  # noqa: E731
+            async with exporter.listen(inbox := exporter.new_inbox(), hear):
+                await exporter.send(subjects.export(user.namespace, user.job), b"ask", inbox)
+                assert await asyncio.wait_for(answers.get(), 10) == b"part"
         await exporter.close()
     for headers in ({"Nats-Rollup": "all"}, {"Nats-Rollup": "sub", "KV-Operation": "PURGE"}, {"KV-Operation": "DEL"}):
         await attacker.publish("$KV.exports.team-a.mine", b"x", attacker.inbox, headers)

@@ -130,9 +130,10 @@ def create(release: Release, export: Document = MappingProxyType({}), **environm
 
 
 def exported(secrets: list[str]) -> Document:
-    """Half of them for trackers, half for webhooks."""
-    webhooks = [{"webhook": {"secretRef": {"name": name, "key": "url"}}} for name in secrets[8:]]
-    return {"secretRefs": names(secrets[:8]), "notify": webhooks}
+    """Eight of them for trackers, the last one for the hub, the others for webhooks."""
+    webhooks = [{"webhook": {"secretRef": {"name": name, "key": "url"}}} for name in secrets[8:-1]]
+    hub = {"repo": "a/b", "tokenSecretRef": {"name": secrets[-1], "key": "token"}}
+    return {"secretRefs": names(secrets[:8]), "notify": webhooks, "hub": hub}
 
 
 @pytest.mark.parametrize("field", ["environment.secretRefs", "environment.imagePullSecrets", "export"])
@@ -140,7 +141,7 @@ def exported(secrets: list[str]) -> Document:
 def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
     named = [*READABLE[:at], "login", *READABLE[at + 1 :]]
     sentence = f"{field}: Secret login may not be read by ed in namespace team-a; remove it from the job"
-    given = exported(named) if field == "export" else names(named)
+    given = exported([READABLE[-1], *named]) if field == "export" else names(named)
     assert sentence in create(editor, **{field.rpartition(".")[2]: given})
 
 
@@ -156,7 +157,7 @@ def test_an_author_names_no_volume_that_they_may_not_read(editor, at):
 
 def test_an_author_names_as_many_secrets_as_a_job_may_have(editor):
     every = {"secretRefs": names(READABLE), "imagePullSecrets": names(READABLE)}
-    assert create(editor, exported(READABLE), **every) == ""
+    assert create(editor, exported([*READABLE, READABLE[0]]), **every) == ""
 
 
 @pytest.mark.parametrize(("cidrs", "refused"), [*rows(__file__, "egress"), MANY])

@@ -5,16 +5,25 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from tests.harness import Harness, a_progress, a_step, identity, job_document
+from bench import hub_server
+from huggingface_hub import constants
+from tests.harness import Harness, a_manifest, a_progress, a_step, identity, job_document
 from tests.tables import data
 
 from marlaas.trackers.seam import End, MemoryTracker
 from marlaas_api import subjects
-from marlaas_api.messages import EvalRecord, ExportReport, Phase
+from marlaas_api.messages import AdapterRequest, EvalRecord, ExportReport, Phase, PolicyRecord
 from marlaas_api.wire import encode
-from marlaas_worker.exporter.destinations import TrackerDestination, safe_text
+from marlaas_worker.exporter import downloads
+from marlaas_worker.exporter.destinations import TrackerDestination, WebhookDestination, safe_text
 from marlaas_worker.exporter.service import Exporter
+from marlaas_worker.orchestrator.service import serve
 from marlaas_worker.role import end_tasks
+
+ADAPTER = {
+    "adapter_model.safetensors": b"weights" * 100_000,
+    "adapter_config.json": b'{"base_model_name_or_path": "acme/base", "r": 4, "lora_alpha": 8}',
+}
 
 
 class Scene(Harness):
@@ -58,11 +67,23 @@ class Scene(Harness):
         for one in exporter.destinations:
             if isinstance(one, TrackerDestination):
                 one.open = self.open
-            else:
+            elif isinstance(one, WebhookDestination):
                 one.post = self.post
         task = asyncio.create_task(exporter.run())
         yield
         await end_tasks([task])
+
+    async def succeed_with_adapters(self) -> None:
+        """The job uploads adapters, has succeeded with two versions, and promotes the first."""
+        self.document, ref = job_document(spec=data(__file__, "hub_spec")), None
+        for version in (1, 2):
+            files = {name: await self.blobs.put(f"v{version}", name, ADAPTER[name]) for name in ADAPTER}
+            ref = await self.blobs.put("v", "m", encode(a_manifest(self.document, version, files=files, parent=ref)))
+        await self.submit(self.document)
+        await self.put_policy(PolicyRecord(uid=self.document.uid, version=2, manifest=ref), self.document)
+        await self.evaluation(0)
+        await self.steps(0, 1, 2, 3)
+        await self.say(4, phase=Phase.SUCCEEDED, promoted={"policy": 1})
 
     async def report(self, wanted: Callable[[ExportReport], object]) -> ExportReport:
         return await self.wait_for(ExportReport, subjects.EXPORTS, self.document.ref.key, lambda one: bool(wanted(one)))
@@ -76,6 +97,7 @@ async def scene(tmp_path, monkeypatch) -> Scene:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.test")
     monkeypatch.setenv("MARLAAS_WEBHOOK_1", "http://hooks.test/secret-path")
     monkeypatch.setattr("marlaas_worker.exporter.destinations.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(downloads, "ANSWER_S", 0.3)
     made = Scene(tmp_path)
     await made.bus.ensure()
     await made.submit(made.document)
@@ -141,3 +163,54 @@ async def test_what_is_away_is_told_with_its_time_and_no_credential_and_holds_up
     assert scene.posted == ["team-a/sums has failed after 4 of 4 steps. TooManyFaults: boom"]
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
     assert safe_text(ValueError("bad key\n0123456789abcdef")) == "ValueError: bad key …"
+
+
+@pytest.mark.slow
+async def test_an_adapter_is_uploaded_once_over_kills_a_refusal_and_a_damaged_download(scene, monkeypatch):
+    await scene.succeed_with_adapters()
+    damaged = scene.scratch / "exporter" / "hub" / "policy@v1" / "adapter_model.safetensors"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(b"other")
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(token := scene.scratch / "token"))
+    with hub_server.serving() as hub:
+        for name, value in hub.constants.items():
+            monkeypatch.setattr(constants, name, value)
+        errors = []
+
+        def note(told: ExportReport) -> bool:
+            errors.append(error := told.destinations[0].error)
+            if "token" in error:
+                token.write_text("hf_other" if "no token" in error else hub_server.TOKEN)
+            return bool(told.ended) and told.at == scene.now
+
+        for scene.now in (1001.0, 1002.0):
+            async with scene.exporting(), scene.role("orchestrator", serve):
+                report = await scene.report(note)
+        is_private, files = hub.models["acme/sums"]
+        assert (is_private, sum("/commit/" in one for one in hub.asked)) == (True, 1)
+    assert (report.uploaded, report.destinations[0].url) == (("policy@v1",), f"{hub.url}/acme/sums")
+    for words in (
+        "there is no token",
+        "adapter_model.safetensors has sha256",
+        "does not let this token write to acme/sums",
+    ):
+        assert any(words in error for error in errors), errors
+    card, curve = files.pop("README.md").decode(), files.pop("curve.png")
+    assert (files, curve[:4]) == (ADAPTER, b"\x89PNG")
+    assert "base_model: acme/base\n" in card
+    assert "4 steps of" in card
+
+
+async def test_the_orchestrator_sends_an_adapter_only_to_its_own_job_and_what_the_job_publishes(scene, monkeypatch):
+    await scene.succeed_with_adapters()
+    own = AdapterRequest(**identity(scene.document), agent="policy", version=1)
+    async with scene.role("orchestrator", serve):
+        assert (await downloads.ask(scene.bus, own)).files.keys() == ADAPTER.keys()
+        file = {"file": "adapter_config.json"}
+        for change in ({"uid": "old"}, {"agent": "critic"}, {"version": 2}, {"file": "../x"}, {**file, "offset": -1}):
+            with pytest.raises(downloads.NotFetched, match=r"not exist any more|publishes no such|no such file"):
+                await downloads.ask(scene.bus, own.model_copy(update=change))
+        monkeypatch.setattr("marlaas_worker.exporter.downloads.encode", lambda _: encode(own))
+        with pytest.raises(downloads.NotFetched, match="has not answered"):
+            await downloads.ask(scene.bus, own.model_copy(update={"namespace": "team-b"}))

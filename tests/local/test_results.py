@@ -16,12 +16,12 @@ from tests.harness import a_step
 from tests.local.runs import share_of
 
 from marlaas.local.collection import with_last_fault
-from marlaas.local.curves import CURVE_FILE, CurveDrawer, CurveRequest
+from marlaas.local.curves import CurveDrawer, CurveRequest
 from marlaas.local.folder import ModuleFile, OutFolder
 from marlaas.local.modules import changed_modules, module_files
 from marlaas.local.report import Report
 from marlaas.local.results import Failure, JobResult, all_succeeded, exchanges, summary
-from marlaas.plots.figure import draw_curve
+from marlaas.plots.figure import CURVE_FILE, draw_curve
 from marlaas_api.cpu_shares import FULL_SHARE, LEAST_SHARE
 from marlaas_api.messages import Phase
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from tests.harness import a_manifest, pool_document, working
 
-from marlaas.local.adapter import complete, export, fetch, find
+from marlaas.local.adapter import complete, export, fetch
 from marlaas.local.collection import Collector
 from marlaas.local.display import JsonDisplay
 from marlaas.local.folder import OutFolder, hold
@@ -21,6 +21,7 @@ from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import JobDocument, Phase, PolicyRecord, ReplicaReport
+from marlaas_api.policy_manifest import find_manifest
 from marlaas_api.wire import encode
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
 
@@ -135,10 +136,10 @@ async def test_an_output_folder_that_takes_no_more_ends_the_run(scene, document,
 
 
 async def test_any_version_is_found_and_replaces_the_folder_and_a_corrupt_one_does_not(bus, blobs, document, tmp_path):
-    assert await find(bus, blobs, document(), "policy", 0) is None
+    assert await find_manifest(bus, blobs, document(), "policy", 0) is None
     await publish(bus, blobs, document(), b"v0", b"v1", b"v2")
     for version in range(3):
-        found = await find(bus, blobs, document(), "policy", version)
+        found = await find_manifest(bus, blobs, document(), "policy", version)
         await fetch(blobs, found, tmp_path / "adapter")
         assert (tmp_path / "adapter" / FILE).read_bytes() == b"v%d" % version
         assert {path.name for path in (tmp_path / "adapter").iterdir()} == {FILE}
@@ -147,8 +148,8 @@ async def test_any_version_is_found_and_replaces_the_folder_and_a_corrupt_one_do
     with pytest.raises(BlobCorrupt):
         await fetch(blobs, found.model_copy(update={"files": {FILE: ref}}), tmp_path / "adapter")
     assert (tmp_path / "adapter" / FILE).read_bytes() == b"v2"
-    assert await find(bus, blobs, document(), "policy", 5) is None
-    assert await find(bus, blobs, document(uid="later"), "policy", 0) is None
+    assert await find_manifest(bus, blobs, document(), "policy", 5) is None
+    assert await find_manifest(bus, blobs, document(uid="later"), "policy", 0) is None
 
 
 def test_an_export_is_a_plain_copy_where_the_job_asked_for_it(tmp_path):

@@ -103,6 +103,10 @@ class WatchedBlobs:
         async with self._waits.watched(_uid_of(ref.name), "download", ref.name):
             await self._blobs.fetch(ref, target)
 
+    async def read(self, ref: BlobRef, start: int, num: int) -> bytes:
+        async with self._waits.watched(_uid_of(ref.name), "read", ref.name):
+            return await self._blobs.read(ref, start, num)
+
     async def list(self, prefix: str) -> list[str]:
         async with self._waits.watched(_uid_of(prefix), "list", prefix):
             return await self._blobs.list(prefix)

@@ -5,8 +5,8 @@ server answers to any subject. In one account, a sandbox could direct such an an
 status) to `$KV.policy.…` or `$JS.API.STREAM.PURGE.…`, and thereby make the server do a forbidden operation.
 
 Between accounts, an answer only returns to the requester's account. That account contains only inboxes of other
-sandboxes and the services below. The rollout role receives requests with reply subjects made by NATS (`_R_.…`), and may
-answer only to those.
+sandboxes and the services below. The rollout role and the orchestrator receive requests with reply subjects made by NATS
+(`_R_.…`), and may answer only to those.
 """
 
 from dataclasses import dataclass
@@ -46,6 +46,7 @@ SERVICES = (
     ),
     ServiceExport("steps", f"{_API}.DIRECT.GET.{subjects.STEPS}.step.*.*.*"),
     ServiceExport("evaluations", f"{_API}.DIRECT.GET.{subjects.STEPS}.eval.*.*.*"),
+    ServiceExport("adapters", subjects.export("*", "*")),
     ServiceExport("reports", f"$KV.{subjects.EXPORTS}.*.*"),
 )
 

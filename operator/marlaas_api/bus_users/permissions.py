@@ -55,7 +55,7 @@ def permissions(user: BusUser) -> Permissions:
         case TrainerUser(pool):
             return Permissions(_trainer(_label(pool)), (inbox,))
         case OrchestratorUser():
-            return Permissions(_orchestrator(), (inbox,))
+            return Permissions(_orchestrator(), (inbox, subjects.export("*", "*")))
         case OperatorUser():
             return Permissions(_operator(), (inbox,))
         case RunnerUser():
@@ -80,6 +80,7 @@ def _exporter(namespace: str, job: str) -> tuple[str, ...]:
         *(f"{API}.DIRECT.GET.{subjects.STEPS}.{record}" for record in records),
         *(_reads_keys(bucket, key) for bucket in (subjects.JOBS, subjects.PROGRESS, subjects.EXPORTS)),
         f"$KV.{subjects.EXPORTS}.{key}",
+        subjects.export(namespace, job),
     )
 
 
@@ -115,6 +116,7 @@ def _orchestrator() -> tuple[str, ...]:
     logs = (subjects.TASKS, subjects.TURNS, subjects.EPISODES, subjects.GROUPS, subjects.STEPS, subjects.EVENTS)
     buckets = tuple(bucket.name for bucket in subjects.BUCKETS if bucket.name not in _OF_OTHERS)
     return (
+        REPLIES,
         "task.*.*",
         "group.*.*",
         "step.*.*.*",

@@ -51,6 +51,13 @@ def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:
         yield Problem(loc, f"{loc[-1]} {amount} is only {quantity(amount):g} bytes; did you mean {meant}?")
 
 
+def check_cluster(job: RLJob) -> Iterator[Problem]:
+    """Yield what a cluster needs of a job and `marlaas run` does not."""
+    if job.spec.export.hub is not None and job.spec.export.hub.token_secret_ref is None:
+        text = "a cluster takes the hub's token from a Secret of the job's namespace; add tokenSecretRef: {name, key}"
+        yield Problem(("spec", "export", "hub"), text)
+
+
 def check_local(job: RLJob) -> Iterator[Problem]:
     """Yield the features of a job that need a cluster; `marlaas run` refuses them."""
     environment = ("spec", "environment")

@@ -59,6 +59,11 @@ class HubExport(Spec):
         description="Repository, OWNER/NAME; made if it does not exist. Of a job with several trained agents, each has a repository OWNER/NAME-AGENT."
     )
     private: bool = Field(True, description="Whether a repository that this job makes is private.")
+    token_secret_ref: SecretKeyRef | None = Field(
+        None,
+        description="Where the token is that may write there; a cluster requires it. The job's author must be allowed to get the Secret. Absent: `marlaas run`, "
+        "which takes the token HF_TOKEN or that of `hf auth login` in any case.",
+    )
 
 
 class ExportSpec(Spec):
@@ -71,8 +76,8 @@ class ExportSpec(Spec):
     )
     hub: HubExport | None = Field(
         None,
-        description="Repository of the Hugging Face hub to which `marlaas run` uploads the adapter with its model card once the job has succeeded, with the "
-        "token HF_TOKEN or that of `hf auth login`; ignored in a cluster. Absent: none.",
+        description="Repository of the Hugging Face hub to which the adapter is uploaded with its model card once the job has succeeded; in a cluster by a pod "
+        "in the job's namespace. Absent: none.",
     )
     trackers: Trackers = Field(
         (),
@@ -82,13 +87,13 @@ class ExportSpec(Spec):
     )
     secret_refs: Annotated[tuple[SecretRef, ...], Field(max_length=8)] = Field(
         (),
-        description="Secrets whose keys the trackers' libraries receive as environment variables in a cluster, for example WANDB_API_KEY and "
-        "MLFLOW_TRACKING_URI; none by default. The job's author must be allowed to get them.",
+        description="Secrets whose keys the libraries of trackers and hub receive as environment variables in a cluster, for example WANDB_API_KEY, "
+        "MLFLOW_TRACKING_URI and HF_ENDPOINT; none by default. The job's author must be allowed to get them.",
         json_schema_extra=list_map("name"),
     )
     egress: Annotated[tuple[Egress, ...], Field(max_length=16)] = Field(
         (),
-        description="Network destinations of trackers and webhooks, which the pod that sends to them may reach in a cluster; none by default.",
+        description="Network destinations of trackers, webhooks and the hub, which the pod that sends to them may reach in a cluster; none by default.",
     )
     notify: Annotated[tuple[NotifySpec, ...], Field(max_length=8)] = Field(
         (), description="Receivers of messages about the job's end, its failure and long waits; none by default."

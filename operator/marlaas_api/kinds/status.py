@@ -22,7 +22,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
     "RLJob": {
         "Admitted": "The orchestrator has admitted the job to its pool. While False, the reason says why: the job is queued, suspended, being deleted, or has ended.",
         "SandboxReady": "The job's sandbox pods are ready.",
-        "Reporting": "The job's trackers and webhooks (spec.export) have what it has made so far. False with the time since which one takes nothing; the job goes on.",
+        "Reporting": "The job's trackers, webhooks and the hub (spec.export) have what it has made so far. False with the time since which one takes nothing; the job goes on.",
         "Healthy": "The figures of the last step and evaluation are within their bounds. It is there from the first warning on.",
         "Complete": "The job has finished all steps, and its adapter is published. Final.",
         "Failed": "The job has failed. Final.",
@@ -175,10 +175,12 @@ class SuiteStatus(Status):
 
 
 class TrackerStatus(Status):
-    """A tracker that receives the job's metrics."""
+    """A tracker that receives the job's metrics, or the hub."""
 
-    name: Annotated[str, StringConstraints(max_length=63)] = Field(description="Name of the tracker.")
-    url: Annotated[str, StringConstraints(max_length=1024)] = Field(description="Address of the job's run there.")
+    name: Annotated[str, StringConstraints(max_length=63)] = Field(description="Name of the tracker, or hub.")
+    url: Annotated[str, StringConstraints(max_length=1024)] = Field(
+        description="Address of the job's run there; of the hub the adapter's repository, or its owner if the job has several."
+    )
 
 
 class RLJobStatus(ObjectStatus):
@@ -238,7 +240,7 @@ class RLJobStatus(ObjectStatus):
     )
     trackers: Annotated[tuple[TrackerStatus, ...], Field(max_length=16)] | None = Field(
         None,
-        description="Where the trackers of spec.export show the job, as the pod reports it that sends to them.",
+        description="Where the trackers of spec.export show the job, and where the hub has its adapter (`hub`), as the pod reports it that sends to them.",
         json_schema_extra=list_map("name"),
     )
     sandbox_crashes: _Count | None = Field(

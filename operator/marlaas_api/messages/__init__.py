@@ -7,12 +7,12 @@ Writers (docs/explanation/architecture.md):
 - A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
 - A rollout worker writes GenerateReply, Turn and the other pins.
 - A trainer writes PolicyRecord and Manifest.
-- An exporter writes ExportReport.
+- An exporter writes ExportReport and AdapterRequest, which the orchestrator answers with AdapterPart.
 """
 
 from marlaas_api.messages.base import BusMessage, JobMessage
 from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass, TurnReward
-from marlaas_api.messages.exports import DestinationReport, ExportReport
+from marlaas_api.messages.exports import AdapterFile, AdapterPart, AdapterRequest, DestinationReport, ExportReport
 from marlaas_api.messages.groups import (
     AgentClosed,
     EvaluationBegun,
@@ -77,6 +77,9 @@ from marlaas_api.names import StopReason
 
 __all__ = [
     "AdaptedLayer",
+    "AdapterFile",
+    "AdapterPart",
+    "AdapterRequest",
     "AgentClosed",
     "AgentProgress",
     "AgentStep",

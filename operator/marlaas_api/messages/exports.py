@@ -1,12 +1,14 @@
-"""What the exporter of a job reports to the operator. A pod in the tenant's namespace writes it, so readers bound and escape it."""
+"""What the exporter of a job reports to the operator and asks of the orchestrator. A pod in the tenant's namespace writes it: readers bound and check it."""
 
-from marlaas_api.messages.base import BusMessage, JobMessage
+from pydantic import Field
+
+from marlaas_api.messages.base import BusMessage, Integer, JobMessage
 
 
 class DestinationReport(BusMessage):
-    """A tracker or a webhook of a job.
+    """A tracker, a webhook or the hub of a job.
 
-    name: the tracker's, or `webhook 1`. url: where people look at the tracker's run; empty if it has no address. since: unix
+    name: the tracker's, `webhook 1` or `hub`. url: where people look at the tracker's run or the repository; empty if it has no address. since: unix
     seconds since which it takes nothing; None while it works. error: why.
     """
 
@@ -19,11 +21,51 @@ class DestinationReport(BusMessage):
 class ExportReport(JobMessage):
     """State of a job's exporter; KV `exports`. The exporter writes it; the operator reads it, and the next exporter.
 
-    told: marks of the messages that were posted, oldest first. ended: the mark of the job's end or rest (`Progress.rest_mark`) up to
+    told: marks of the messages that were posted, oldest first. uploaded: likewise of the adapter versions that the hub has. ended: the mark of the job's end or rest (`Progress.rest_mark`) up to
     which every destination has everything; empty while the job goes on. at: unix seconds.
     """
 
     destinations: tuple[DestinationReport, ...] = ()
     told: tuple[str, ...] = ()
+    uploaded: tuple[str, ...] = ()
     ended: str = ""
     at: float = 0.0
+
+
+class AdapterRequest(JobMessage):
+    """A request for a part of a published adapter; core subject `export.<ns>.<job>`. The exporter sends it to the orchestrator.
+
+    file: name of the file to read from `offset` on; empty asks which files there are.
+    """
+
+    agent: str
+    version: Integer
+    file: str = ""
+    offset: Integer = 0
+
+
+class AdapterFile(BusMessage):
+    """A file of an adapter, as its manifest lists it. sha256: in hex, of the whole file."""
+
+    sha256: str
+    size_bytes: int
+
+
+class AdapterPart(JobMessage):
+    """The answer to an `AdapterRequest`, whose fields it repeats.
+
+    files: by name, if the request names no file. data: bytes of the file from `offset` on, at most `PART_BYTES`; empty at its end.
+    error: why there is no answer, for people.
+    """
+
+    agent: str
+    version: int
+    file: str = ""
+    offset: int = 0
+    files: dict[str, AdapterFile] = Field(default_factory=dict)
+    data: bytes = b""
+    error: str = ""
+
+
+PART_BYTES = 1 << 19
+"""Half of the smallest `max_payload` of a NATS server in its default configuration."""

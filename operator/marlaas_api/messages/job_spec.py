@@ -197,6 +197,7 @@ class HubExportSettings(SpecPart):
 
     repo: str
     private: bool = True
+    token_secret_ref: SecretKey | None = None
 
     def repository(self, agent: str, num_trained: int) -> str:
         """Return the repository of an agent's adapter."""
@@ -204,7 +205,7 @@ class HubExportSettings(SpecPart):
 
 
 class ExportSettings(SpecPart):
-    """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path` and `hub`."""
+    """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path`."""
 
     path: str | None = None
     hub: HubExportSettings | None = None
@@ -220,8 +221,13 @@ class ExportSettings(SpecPart):
 
     @property
     def is_reported(self) -> bool:
-        """Whether a cluster reports the job to trackers or webhooks."""
-        return bool(self.remote_trackers or self.notify)
+        """Whether a cluster reports the job to trackers, webhooks or the hub."""
+        return bool(self.remote_trackers or self.notify or self.remote_hub)
+
+    @property
+    def remote_hub(self) -> HubExportSettings | None:
+        """The hub's repository if a cluster uploads to it; None without a token."""
+        return self.hub if self.hub is not None and self.hub.token_secret_ref is not None else None
 
 
 class JobSpec(SpecPart):
@@ -244,6 +250,12 @@ class JobSpec(SpecPart):
     def policies(self) -> tuple[AgentSettings, ...]:
         """The agents that have a policy of their own."""
         return tuple(agent for agent in self.agents if agent.policy is None)
+
+    @property
+    def hub_repositories(self) -> dict[str, str]:
+        """The hub's repository of each trained agent's adapter by the agent's name; empty without `export.hub`."""
+        hub, trained = self.export.hub, [one.name for one in self.policies if one.trainable]
+        return {} if hub is None else {name: hub.repository(name, len(trained)) for name in trained}
 
     @property
     def teacher(self) -> str | None:

@@ -287,6 +287,11 @@ class Progress(JobMessage):
     """Of the evaluation, if the job has named ones."""
 
     @property
+    def published(self) -> dict[str, int]:
+        """By agent, the version that the job publishes: the promoted one, else the newest."""
+        return self.versions | self.promoted
+
+    @property
     def end_mark(self) -> str:
         """Name of the job's end, such as `Succeeded 40/40`; empty while it goes on. A job that is given more steps ends anew."""
         return self.rest_mark if self.phase.final else ""

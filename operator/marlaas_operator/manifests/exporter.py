@@ -1,17 +1,18 @@
-"""Objects of a job's exporter in the job's own namespace: a pod of the worker image that reports the job to trackers and webhooks.
+"""Objects of a job's exporter in the job's own namespace: a pod of the worker image that reports the job to trackers and webhooks, and uploads its adapters to the hub.
 
 They are made as those of a sandbox. The pod gets the tenant's Secrets from the kubelet; the operator reads none. Its bus
-credential allows to read the job's document, progress and records, and to write its report (`marlaas_api.bus_users.permissions`).
+credential allows to read the job's document, progress, records and published adapters, and to write its report (`marlaas_api.bus_users.permissions`).
 """
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marlaas_api.kinds import SandboxBounds
 from marlaas_api.messages import JobDocument
+from marlaas_api.messages.job_spec import HubExportSettings
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import network, pods
-from marlaas_operator.manifests.pods import Part, Placement
+from marlaas_operator.manifests.pods import Part, Placement, Volume
 from marlaas_operator.plan import Manifest
 from marlaas_operator.pod_facts import EXPORTER
 from marlaas_operator.snapshot import Meta
@@ -19,12 +20,16 @@ from marlaas_operator.snapshot import Meta
 JOB_FILE = "job.json"
 WEBHOOK = "MARLAAS_WEBHOOK_"
 """Prefix of the variables with the URLs of `export.notify`, counted from 1 (`marlaas.notifications`)."""
+_HUB, _TOKEN = "/etc/marlaas/hub", "token"
+"""Folder and file with the hub's token, which the kubelet renews; HF_TOKEN_PATH names the file."""
 _BLOBS = f"file://{pods.SCRATCH}/blobs"
 """Required by the worker's command line; an exporter stores no blobs."""
 _GRACE_S = 20
 _START_S = 120
-_RESOURCES: Part = {"requests": {"cpu": "20m", "memory": "192Mi"}, "limits": {"memory": "1Gi"}}
+_REQUESTS: Part = {"cpu": "20m", "memory": "192Mi"}
 """MLflow's client takes 150 MiB, that of W&B 100 MiB more in a process of its own."""
+_PLAIN, _WITH_HUB = ("1Gi", "1Gi"), ("2Gi", "16Gi")
+"""Limits of memory and of the scratch volume. Of the adapters to upload, one lies there at a time; rank 256 on a model with 70 B parameters is 12 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +101,14 @@ def _secret_data(exporter: Exporter) -> dict[str, str]:
 
 def _pod(exporter: Exporter, installation: Installation) -> Part:
     image, bounds = installation.worker_image, exporter.bounds
+    export = exporter.document.spec.export
+    memory, scratch = _PLAIN if export.remote_hub is None else _WITH_HUB
+    env = pods.packages_env(installation) | ({"HF_TOKEN_PATH": f"{_HUB}/{_TOKEN}"} if export.remote_hub else {})
     volumes = (
-        pods.empty("scratch", pods.SCRATCH, "1Gi"),
+        pods.empty("scratch", pods.SCRATCH, scratch),
         pods.empty("tmp", "/tmp", "256Mi"),
         pods.secret("bus", pods.BUS_FOLDER, exporter.name),
+        *_token(export.remote_hub),
         *pods.packages_volumes(installation),
     )
     placement = Placement(
@@ -112,17 +121,25 @@ def _pod(exporter: Exporter, installation: Installation) -> Part:
         *pods.worker_command("exporter", installation.nats_url, _BLOBS),
         *("--job-file", f"{pods.BUS_FOLDER}/{JOB_FILE}"),
     ]
-    export = exporter.document.spec.export
     container = {
         **pods.container("exporter", image.name, command, volumes),
         **pods.health(_START_S),
         "imagePullPolicy": image.pull_policy,
-        "env": [*pods.worker_env(pods.packages_env(installation)), *_webhooks(exporter)],
-        "resources": _RESOURCES,
+        "env": [*pods.worker_env(env), *_webhooks(exporter)],
+        "resources": {"requests": _REQUESTS, "limits": {"memory": memory}},
     }
     if export.secret_refs:
         container["envFrom"] = [{"secretRef": {"name": secret.name}} for secret in export.secret_refs]
     return {**pods.pod_spec(exporter.name, placement, volumes, _GRACE_S), "containers": [container]}
+
+
+def _token(hub: HubExportSettings | None) -> list[Volume]:
+    """Return the volume with the hub's token. Without the Secret the pod runs, and the exporter says what is missing."""
+    if hub is None or (ref := hub.token_secret_ref) is None:
+        return []
+    mounted = pods.secret("hub", _HUB, ref.name)
+    source = {**mounted.source["secret"], "items": [{"key": ref.key, "path": _TOKEN}], "optional": True}
+    return [replace(mounted, source={"secret": source})]
 
 
 def _webhooks(exporter: Exporter) -> list[Part]:

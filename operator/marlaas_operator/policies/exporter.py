@@ -1,14 +1,15 @@
-"""The exporter of a job, which reports it to trackers and webhooks: when it runs, and what the job's status says of it.
+"""The exporter of a job, which reports it to trackers and webhooks and uploads its adapters: when it runs, and what the job's status says of it.
 
-It runs from the job's first admission on; with `export.notify` already while the job is queued. After the end, or once the job is
-suspended, it stays until it has reported everything, at most `END_S`. What it does never affects the job: its actions are apart
+It runs from the job's first admission on; with `export.notify` already while the job is queued, and with nothing but `export.hub` once it has
+succeeded. After the end, or once the job is suspended, it stays until it has reported everything, at most `END_S` (`HUB_S` with `export.hub`). What it does never affects the job: its actions are apart
 from those of the sandbox (`Plan.aside`), and its pods are not counted among them.
 """
 
 from urllib.parse import urlsplit
 
 from marlaas_api.last_words import visible
-from marlaas_api.messages import DestinationReport, ExportReport
+from marlaas_api.messages import DestinationReport, ExportReport, Phase, Progress
+from marlaas_api.messages.job_spec import ExportSettings
 from marlaas_api.reasons import Reason
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests.exporter import Exporter, exporter_objects, exporter_secret
@@ -19,10 +20,14 @@ from marlaas_operator.policies.child_reconcile import STUCK_S, Mounted, removed,
 from marlaas_operator.policies.conditions import ConditionState, rfc3339
 from marlaas_operator.snapshot import JobSnapshot
 
+HUB = "hub"
+"""Name of the hub in a report and in the status."""
 REPORTING = "Reporting"
-"""Condition of a job: its trackers and webhooks have what it has made so far."""
+"""Condition of a job: its trackers, webhooks and the hub have what it has made so far."""
 END_S = 3600.0
 """Longest time after a job's end for which its exporter tries to report the end."""
+HUB_S = 24 * 3600.0
+"""The same if its adapters are uploaded: they are the job's result."""
 CHECK_S = 600.0
 _LATEST = 2.0**32
 _MOST_DESTINATIONS, _LONGEST_URL, _LONGEST_ERROR = 16, 1024, 512
@@ -38,9 +43,20 @@ def wanted(snapshot: JobSnapshot, now: float) -> bool | None:
         return bool(export.notify) if snapshot.progress_known else None
     if not export.is_reported:
         return False
-    is_late = now >= (progress.finished_at or progress.at) + END_S
+    is_late = now >= (progress.finished_at or progress.at) + _patience_s(export)
     is_over = bool(progress.rest_mark) and (_has_ended(snapshot) or is_late)
-    return not is_over and bool(export.notify or progress.started_at is not None)
+    return not is_over and _has_begun(export, progress)
+
+
+def _has_begun(export: ExportSettings, progress: Progress) -> bool:
+    """Return whether there can be something to report."""
+    if export.notify:
+        return True
+    return progress.started_at is not None if export.remote_trackers else progress.phase is Phase.SUCCEEDED
+
+
+def _patience_s(export: ExportSettings) -> float:
+    return END_S if export.remote_hub is None else HUB_S
 
 
 def _has_ended(snapshot: JobSnapshot) -> bool:
@@ -78,10 +94,11 @@ def check_s(snapshot: JobSnapshot, now: float) -> float | None:
 
 
 def trackers(snapshot: JobSnapshot) -> list[dict[str, str]]:
-    """Return the trackers for the status, as far as the exporter has reported where they are."""
+    """Return trackers and hub for the status, as far as the exporter has reported where they are."""
     export = snapshot.job.spec.export if snapshot.job is not None else None
+    shown = (*(export.trackers if export else ()), *((HUB,) if export and export.hub else ()))
     named = {one.name: one.url for one in _destinations(snapshot.own_report) if _is_address(one.url)}
-    return [{"name": name, "url": named[name]} for name in (export.trackers if export else ()) if name in named]
+    return [{"name": name, "url": named[name]} for name in shown if name in named]
 
 
 def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
@@ -99,7 +116,8 @@ def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
     if failing:
         text = "; ".join(map(_failure, failing))
         is_given_up = is_wanted is False and snapshot.own_progress is not None and snapshot.own_progress.phase.final
-        text = f"{text}. It was given up {END_S / 60:.0f} min after the job's end" if is_given_up else text
+        patience_s = _patience_s(document.spec.export)
+        text = f"{text}. It was given up {patience_s / 60:.0f} min after the job's end" if is_given_up else text
         return ConditionState(REPORTING, False, Reason.REPORT_DELAYED, text)
     if not is_wanted:
         return None
@@ -113,7 +131,7 @@ def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
     if report is None or not any(pod.ready for pod in snapshot.exporter_pods):
         return ConditionState(REPORTING, False, Reason.EXPORTER_STARTING, "the pod that reports the job is starting")
     return ConditionState(
-        REPORTING, True, Reason.REPORTING, "trackers and webhooks have all that the job has made so far"
+        REPORTING, True, Reason.REPORTING, "trackers, webhooks and hub have all that the job has made so far"
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from marlaas_api.documents import job_document
 from marlaas_api.kinds import RLJob
-from marlaas_api.kinds.checks import check_fit, check_supported, pool_text
+from marlaas_api.kinds.checks import check_cluster, check_fit, check_supported, pool_text
 from marlaas_api.kinds.fields import listed
 from marlaas_api.kinds.problems import Problem
 from marlaas_api.messages import JobDocument, JobHold, JobVerdict, Phase, Progress
@@ -62,7 +62,7 @@ def refused(snapshot: JobSnapshot) -> PublishRefusal | None:
         return None
     if snapshot.job is None:
         return PublishRefusal(None, Reason.INVALID_SPEC, snapshot.problem)
-    unsupported = tuple(check_supported(snapshot.job))
+    unsupported = (*check_supported(snapshot.job), *check_cluster(snapshot.job))
     if unsupported:
         return PublishRefusal(Phase.FAILED, Reason.UNSUPPORTED, _sentences(unsupported))
     unfit = _pools_missing(snapshot.job, snapshot.pools) or unfit_now(snapshot)

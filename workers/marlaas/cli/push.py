@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from marlaas.local.card import base_of, plain_card
-from marlaas.local.pushing import CARD, CONFIG, Files, config_of, files_of, own_card, plain_files
+from marlaas.local.pushing import files_of
 from marlaas.local.records import open_job
+from marlaas.model_card import CARD, CONFIG, Files, base_of, config_of, own_card, plain_card, plain_files
 from marlaas.models.hub import upload
 from marlaas_api.errors import InvalidInput
 

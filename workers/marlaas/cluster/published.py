@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from marlaas.local.adapter import fetch, find
+from marlaas.local.adapter import fetch
 from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
 from marlaas_api.blobs_store import open_blobs
@@ -22,6 +22,7 @@ from marlaas_api.bus import Bus
 from marlaas_api.bus_nats import connect
 from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import JobDocument
+from marlaas_api.policy_manifest import find_manifest
 from marlaas_api.wire import decode_as
 
 _CHUNK_BYTES = 1 << 20
@@ -63,7 +64,7 @@ async def pack(bus: Bus, blobs: Blobs, wanted: VersionRequest, out: IO[bytes]) -
     if entry is None or entry.data is None:
         raise Permanent(f"job {wanted.namespace}/{wanted.job} does not exist on the bus")
     document = decode_as(JobDocument, entry.data)
-    manifest = await find(bus, blobs, document, wanted.agent, wanted.version)
+    manifest = await find_manifest(bus, blobs, document, wanted.agent, wanted.version)
     if manifest is None:
         raise Permanent(f"agent {wanted.agent} of {document.ref} has no version {wanted.version} in the store")
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as archive:

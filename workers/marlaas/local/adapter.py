@@ -7,39 +7,16 @@ from pathlib import Path
 from marlaas.local.folder import replace_folder, translated
 from marlaas.manifest.references import CONFIG, objection
 from marlaas.models.chosen_template import choose
-from marlaas_api import subjects
 from marlaas_api.blobs import Blobs
-from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import JobDocument, Manifest, PolicyRecord, PoolDocument
+from marlaas_api.messages import Manifest, PoolDocument
 from marlaas_api.messages.job_spec import ChatTemplateSettings
-from marlaas_api.wire import decode_as
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model"),
     *("vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
 )
 """Files of a model's folder that `AutoTokenizer` reads."""
-
-
-async def find(bus: Bus, blobs: Blobs, document: JobDocument, agent: str, version: int) -> Manifest | None:
-    """Return the manifest of an agent's version; None if it does not exist.
-
-    Follows the parents back from the newest manifest in the policy key. Raises the errors of `Bucket.get` and
-    `Blobs.get`.
-    """
-    bucket = await bus.bucket(subjects.POLICY)
-    entry = await bucket.get(subjects.policy_key(document.namespace, document.job, agent))
-    if entry is None or entry.data is None:
-        return None
-    record = decode_as(PolicyRecord, entry.data)
-    ref = record.manifest if record.uid == document.uid else None
-    while ref is not None:
-        manifest = decode_as(Manifest, await blobs.get(ref))
-        if manifest.version <= version:
-            return manifest if manifest.version == version else None
-        ref = manifest.parent
-    return None
 
 
 async def fetch(

@@ -17,6 +17,7 @@ from marlaas_api.blobs import Blobs
 from marlaas_api.bus import Bus
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord, JobDocument, Phase, PoolDocument, Progress, StepRecord
+from marlaas_api.policy_manifest import find_manifest
 
 log = logging.getLogger(__name__)
 _FIRST_EPISODES = 256
@@ -94,7 +95,7 @@ class Collector:
             self.on_curve(CurveRequest(str(document.ref), self.folder.job(document.ref), size))
             self._drawn[document.uid] = records
         if result.progress is not None:
-            for agent, version in (result.progress.versions | result.progress.promoted).items():
+            for agent, version in result.progress.published.items():
                 await self._adapter(result, agent, version)
 
     async def _adapter(self, result: JobResult, agent: str, version: int) -> None:
@@ -102,7 +103,7 @@ class Collector:
         key = (document.uid, agent, version, result.phase)
         if version < 0 or key in self._published:
             return
-        manifest = await adapter.find(self.bus, self.blobs, document, agent, version)
+        manifest = await find_manifest(self.bus, self.blobs, document, agent, version)
         if manifest is None:
             log.warning(
                 "%s: version %d of agent %s has no manifest; its adapter is not written", document.ref, version, agent

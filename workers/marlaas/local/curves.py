@@ -21,14 +21,12 @@ from marlaas.local.folder import write
 from marlaas.local.records import read_line
 from marlaas.local.sandbox_host import Sessions
 from marlaas.local.watchdog import kill_session
-from marlaas.plots.figure import draw_curve
+from marlaas.plots.figure import CURVE_FILE, draw_curve
 from marlaas_api.cpu_shares import FULL_SHARE, LEAST_SHARE, set_share
 from marlaas_api.last_words import last_words
 from marlaas_api.messages import EvalRecord, StepRecord
 
 log = logging.getLogger(__name__)
-
-CURVE_FILE = "curve.png"
 
 
 @dataclass(frozen=True, slots=True)

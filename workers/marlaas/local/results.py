@@ -42,7 +42,7 @@ class JobResult:
     @property
     def versions(self) -> dict[str, int]:
         """By agent, the promoted version, or else the newest version; without agents that have no version 0 yet."""
-        return {} if self.progress is None else {**self.progress.versions, **self.progress.promoted}
+        return {} if self.progress is None else self.progress.published
 
     @property
     def version(self) -> int | None:

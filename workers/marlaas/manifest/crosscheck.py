@@ -7,6 +7,7 @@ from marlaas.manifest.findings import Finding, Placed
 from marlaas.manifest.references import adapter_problems, export_problems
 from marlaas_api.kinds import Kind, ModelPool, RLJob, Tenant
 from marlaas_api.kinds.checks import (
+    check_cluster,
     check_fit,
     check_local,
     check_local_pool,
@@ -150,9 +151,10 @@ def _named_at(job: RLJob, pool: str) -> Loc:
 
 
 def _laptops(job: RLJob) -> Iterator[Problem]:
-    """Yield settings that `marlaas run` supports and a cluster does not: modules beside the manifest, export folders, TensorBoard."""
+    """Yield settings that `marlaas run` supports and a cluster does not: a hub without token, modules beside the manifest, export folders, TensorBoard."""
     export = job.spec.export
-    for key, given in (("path", export.path), ("hub", export.hub), ("trackers", "tensorboard" in export.trackers)):
+    yield from check_cluster(job)
+    for key, given in (("path", export.path), ("trackers", "tensorboard" in export.trackers)):
         if given:
             what = "tensorboard writes files, so only `marlaas run`" if key == "trackers" else "only `marlaas run`"
             yield Problem(("spec", "export", key), f"{what} supports it; a cluster ignores it")

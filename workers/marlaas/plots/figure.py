@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+CURVE_FILE = "curve.png"
+"""Name of the file with a job's curve, in its folder and in the repository of its adapter."""
 _COLUMNS = 2
 _ROW_INCHES, _LANE_INCHES = 2.1, 0.28
 _LANES_PER_JOB = 4

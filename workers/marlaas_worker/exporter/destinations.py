@@ -4,6 +4,7 @@ Every row once: before the first row, and after every failure, the tracker is op
 """
 
 import asyncio
+import contextlib
 import os
 import re
 import threading
@@ -191,12 +192,13 @@ async def in_thread(call: Callable[[], None], name: str) -> None:
             done.set_result(None) if error is None else done.set_exception(error)
 
     def run() -> None:
+        raised = None
         try:
             call()
         except Exception as error:
-            loop.call_soon_threadsafe(settle, error)
-        else:
-            loop.call_soon_threadsafe(settle, None)
+            raised = error
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+            loop.call_soon_threadsafe(settle, raised)
 
     threading.Thread(target=run, daemon=True, name=name).start()
     await done

@@ -23,6 +23,7 @@ class JobReader:
     """State of one job as far as it was read.
 
     document: the current one; None once the job is deleted, or another of its name is there. progress: None before the first.
+    kept: the records themselves, in the order in which they were read; None keeps only their rows.
     active_at: unix seconds of the job's creation, last record or last admission, whichever is last.
     """
 
@@ -30,6 +31,7 @@ class JobReader:
     first: JobDocument
     document: JobDocument | None = None
     progress: Progress | None = None
+    kept: list[StepRecord | EvalRecord] | None = None
     _rows: list[tuple[int, MetricRow]] = field(default_factory=list)
     _versions: list[int] = field(default_factory=lambda: [0])
     _next_due: int = 0
@@ -90,6 +92,8 @@ class JobReader:
         if stored is None:
             return None
         record = decode_as(kind, stored.data)
+        if self.kept is not None:
+            self.kept.append(record)
         insort(self._rows, (stored.sequence, row_of(record)), key=lambda kept: kept[0])
         return record
 

@@ -1,6 +1,6 @@
-"""The exporter: follows one job on the bus, and tells trackers and webhooks about it. The job never waits for it.
+"""The exporter: follows one job on the bus, tells trackers and webhooks about it, and uploads its adapters to the hub. The job never waits for it.
 
-Invariant: a row is delivered once, because the tracker is asked what it has; a message's mark is stored after the webhook took it.
+Invariant: a row is delivered once, because the tracker is asked what it has; the mark of a message or an upload is stored after the webhook or the hub took it.
 What it needs to go on is in the trackers and in its own key of the bus, so it may be killed at any time.
 """
 
@@ -23,6 +23,7 @@ from marlaas_worker.exporter.destinations import (
     WebhookDestination,
     in_thread,
 )
+from marlaas_worker.exporter.hub import BusSource, HubDestination
 from marlaas_worker.exporter.reader import JobReader
 from marlaas_worker.role import RoleContext
 
@@ -60,7 +61,9 @@ class Exporter:
         export = document.spec.export
         self._trackers = [TrackerDestination(name, context.scratch / name) for name in export.remote_trackers]
         webhooks = [WebhookDestination(entry, self._told) for entry in range(len(export.notify))]
-        self.destinations: list[Destination] = [*self._trackers, *webhooks]
+        source = BusSource(context.bus, document, asyncio.get_running_loop())
+        self._hub = HubDestination(source, context.scratch / "hub") if export.remote_hub is not None else None
+        self.destinations: list[Destination] = [*self._trackers, *webhooks, *([self._hub] if self._hub else [])]
         self._changed = asyncio.Event()
         self.couriers = [Courier(one, self._view, self._changed.set) for one in self.destinations]
         context.metrics.ready = lambda: self._has_read
@@ -91,9 +94,11 @@ class Exporter:
             return
         if report.uid == self._reader.first.uid:
             self._told[:] = report.told
+            urls = {one.name: one.url for one in report.destinations}
             for tracker in self._trackers:
-                tracker.ended = report.ended
-                tracker.url = next((one.url for one in report.destinations if one.name == tracker.name), "")
+                tracker.ended, tracker.url = report.ended, urls.get(tracker.name, "")
+            if self._hub is not None:
+                self._hub.uploaded[:], self._hub.url = report.uploaded, urls.get(self._hub.name, "")
 
     async def _tick(self) -> None:
         try:
@@ -121,6 +126,7 @@ class Exporter:
             uid=first.uid,
             destinations=tuple(one.report() for one in self.couriers),
             told=tuple(self._told[-_MOST_MARKS:]),
+            uploaded=tuple(self._hub.uploaded[-_MOST_MARKS:]) if self._hub is not None else (),
             ended=progress.rest_mark if progress is not None and has_all else "",
         )
 

@@ -21,6 +21,7 @@ from marlaas_worker.orchestrator.lease import RENEW_S, LeaderLease
 from marlaas_worker.orchestrator.metrics import samples
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
+from marlaas_worker.orchestrator.published_adapters import PublishedAdapters
 from marlaas_worker.orchestrator.records import Records, SharedState
 from marlaas_worker.orchestrator.stream_space import StreamSpace
 from marlaas_worker.orchestrator.tenants import TenantUse
@@ -75,6 +76,7 @@ class _Service:
         self._tenants = TenantUse(context.bus, self._queue)
         self._space = StreamSpace()
         self._shared = SharedState(lambda: self._reports, self._policies, self._space, lambda: self._jobs.num_running)
+        self._adapters = PublishedAdapters(context, self._documents, store.of)
         context.metrics.samples = lambda: samples(store.all(), True, store.accounts.totals())
 
     async def run(self) -> None:
@@ -100,6 +102,7 @@ class _Service:
         async with asyncio.TaskGroup() as beside:
             beside.create_task(self._documents.follow(), name="follow jobs")
             beside.create_task(self._jobs.purge_turns(), name="purge turns")
+            beside.create_task(self._adapters.serve(), name="answer exporters")
             while True:
                 await patiently(self._reconcile, "reconcile failed, running jobs are kept", PERIOD_S)
                 await asyncio.sleep(PAUSE_S)

@@ -1,14 +1,30 @@
-"""Model card of an adapter: what a hub and its readers need to know of it, from the records of its run."""
+"""Model card of an adapter: what a hub and its readers need to know of it, from the records of its run; and the files that lie beside it."""
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
+from dataclasses import dataclass
+from pathlib import Path, PurePath
 
-from marlaas.local.curves import CURVE_FILE
-from marlaas.local.records import OpenedJob
 from marlaas.local.table import number
+from marlaas.plots.figure import CURVE_FILE
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import EvalRecord, JobDocument, Progress, StepRecord
 
+CONFIG, CARD = "adapter_config.json", "README.md"
+Files = dict[str, Path | bytes]
+"""Files of a repository by name: where they lie, or what they hold."""
 FORMAT = "library_name: peft\npipeline_tag: text-generation"
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecords:
+    """What a card tells of a job: its document, its last progress, and its records in order. has_curve: whether its curve lies beside the card."""
+
+    document: JobDocument
+    progress: Progress | None
+    steps: tuple[StepRecord, ...]
+    evals: tuple[EvalRecord, ...]
+    has_curve: bool
 
 
 def plain_card(repository: str, config: Mapping[str, object]) -> str:
@@ -16,10 +32,10 @@ def plain_card(repository: str, config: Mapping[str, object]) -> str:
     return _card(repository, repository.rpartition("/")[2], config, [], "")
 
 
-def job_card(repository: str, job: OpenedJob, agent: str, config: Mapping[str, object]) -> str:
-    """Return the card of an agent's adapter with its training and evaluations. config: of PEFT. Raises InvalidInput, as the records."""
-    spec = job.document.spec
-    title = f"{job.name}, agent {agent}" if len(spec.agents) > 1 else job.name
+def job_card(repository: str, job: JobRecords, agent: str, config: Mapping[str, object]) -> str:
+    """Return the card of an agent's adapter with its training and evaluations. config: of PEFT."""
+    spec, name = job.document.spec, str(job.document.ref)
+    title = f"{name}, agent {agent}" if len(spec.agents) > 1 else name
     own = "\n".join(("", "## Training", "", *_table("setting", _settings(job)), "", *_evaluations(job, agent)))
     return _card(
         repository,
@@ -36,6 +52,27 @@ def base_of(config: Mapping[str, object]) -> str:
     return "" if PurePath(base).is_absolute() or base.startswith(".") else base
 
 
+def plain_files(adapter: Path) -> Files:
+    """Return the files of an adapter's folder by name."""
+    return {one.name: one for one in sorted(adapter.iterdir()) if one.is_file()}
+
+
+def own_card(adapter: Path) -> str:
+    """Return the card that a user has put into an adapter's folder; empty without one."""
+    return (adapter / CARD).read_text(encoding="utf-8") if (adapter / CARD).is_file() else ""
+
+
+def config_of(adapter: Path) -> dict[str, object]:
+    """Return PEFT's configuration of an adapter. Raises InvalidInput."""
+    try:
+        found = json.loads((adapter / CONFIG).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InvalidInput(f"{adapter / CONFIG} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{adapter / CONFIG} is no JSON object")
+    return found
+
+
 def _card(repository: str, title: str, config: Mapping[str, object], head: list[str], own: str) -> str:
     base = base_of(config)
     shown = f"[{base}](https://huggingface.co/{base})" if base else "a base model that is on no hub"
@@ -50,15 +87,15 @@ def _card(repository: str, title: str, config: Mapping[str, object], head: list[
     )
 
 
-def _data_sets(job: OpenedJob) -> list[str]:
+def _data_sets(job: JobRecords) -> list[str]:
     """Return the line that names the data set of the hub from which the tasks came."""
     source = job.document.spec.environment.args.get("source")
     found = source.get("hub") if isinstance(source, dict) else None
     return [f"datasets: {json.dumps([found])}"] if isinstance(found, str) else []
 
 
-def _settings(job: OpenedJob) -> Iterator[tuple[str, str]]:
-    spec, steps = job.document.spec, job.steps()
+def _settings(job: JobRecords) -> Iterator[tuple[str, str]]:
+    spec, steps = job.document.spec, job.steps
     training = spec.training
     yield "environment", f"`{spec.environment.name}`"
     if spec.environment.args:
@@ -76,10 +113,10 @@ def _settings(job: OpenedJob) -> Iterator[tuple[str, str]]:
         yield "SHA-256 of the data", ", ".join(f"`{one}`" for one in digests)
 
 
-def _evaluations(job: OpenedJob, agent: str) -> list[str]:
+def _evaluations(job: JobRecords, agent: str) -> list[str]:
     """Return a table of the evaluations of version 0 and of the adapter's version: reward, suites and metrics."""
-    published = {} if job.progress is None else job.progress.versions | job.progress.promoted
-    by_version = {one.versions.get(agent, one.version): one for one in job.evals()}
+    published = {} if job.progress is None else job.progress.published
+    by_version = {one.versions.get(agent, one.version): one for one in job.evals}
     version = published.get(agent, -1)
     last = by_version.get(version)
     if last is None:
@@ -88,7 +125,7 @@ def _evaluations(job: OpenedJob, agent: str) -> list[str]:
     figures = [{"reward": one.reward_mean} | one.suite_figures() | one.metrics if one else {} for one in (first, last)]
     rows = [(name, " → ".join(number(one.get(name)) for one in figures)) for name in figures[1]]
     told = f"Held-out tasks: version 0, and this adapter, version {version}, after step {last.step}."
-    curve = ["", f"![Reward by step]({CURVE_FILE})"] if (job.folder / CURVE_FILE).exists() else []
+    curve = ["", f"![Reward by step]({CURVE_FILE})"] if job.has_curve else []
     return ["## Evaluation", "", told, "", *_table("figure", rows), *curve]
 
 
