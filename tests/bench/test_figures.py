@@ -1,13 +1,10 @@
 """Figures of several measurements, by hand."""
 
-import math
-
 import pytest
-from bench import quality, soak_figures
+from bench import quality
 from bench.neighbours import PARTS, parts
 from bench.replica_figures import Observed, rates
 from bench.rounds import bootstrap
-from bench.soak_figures import Slope
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
 from marlaas_api.messages import ReplicaReport
@@ -64,14 +61,3 @@ def test_rates_are_the_differences_of_two_moments():
     assert found.steps_per_s == 2 / 8 + 1 / 10, "a job with one commit has no rate"
     assert (found.tokens_per_s, found.engines_busy, found.trainers_busy, found.cpu_cores) == (10.5, 0.75, 0.2, 0.4)
     assert found.spread == "0 + 2 / 2", "b generated nothing in between"
-
-
-def test_slopes_have_the_error_of_the_least_squares_line():
-    assert soak_figures.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == Slope(2.0, 0.0)
-    # Residuals 0.5, -1, 0.5 around 0.5 + 2.5 x: a variance of 1.5 / 1, and 2 of the xs.
-    found = soak_figures.slope([(0.0, 1.0), (1.0, 2.0), (2.0, 6.0)])
-    assert (found.value, found.error) == pytest.approx((2.5, math.sqrt(1.5 / 2)))
-    assert math.isnan(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)]).error)
-    assert math.isnan(soak_figures.slope([(1.0, 1.0)]).value)
-    assert math.isnan(soak_figures.slope([]).value)
-    assert soak_figures.kib(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)])) == ""

@@ -77,7 +77,7 @@ def test_every_page_that_the_tree_names_is_there():
     ]
     for path in (*files, ROOT / "Makefile"):
         for page in re.findall(r"(?<![\w./])docs/[\w/-]+\.(?:md|png)", path.read_text("utf-8")):
-            assert (ROOT / page).exists() or "test_sources" in path.name, f"{path} names {page}"
+            assert (ROOT / page).exists(), f"{path} names {page}"
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)
