@@ -100,12 +100,6 @@ def test_every_file_and_test_of_a_promise_is_there():
     assert list(promises_page.missing()) == []
 
 
-@pytest.mark.parametrize("generator", [measurements_page, promises_page], ids=lambda module: module.__name__)
-def test_a_generated_page_is_what_its_source_gives(generator):
-    page = ROOT / "docs/reference" / f"{generator.__name__.rpartition('.')[2].removesuffix('_page')}.md"
-    assert generator.page() == TEXT[page]
-
-
 def test_every_value_of_the_chart_is_one_and_every_column_is_explained():
     text = "\n".join(TEXT[page] for page in pages())
     keys = re.findall(r"`((?:nats|blobs|network|operator|crds)\.[a-z]\w+(?:\.\w+)*)`", text)

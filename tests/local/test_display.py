@@ -3,7 +3,6 @@
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -266,14 +265,3 @@ def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_gene
 
 def _later(view, tokens, fields):
     return replace(view, progress=view.progress.model_copy(update={"tokens": 100 + tokens, **fields}))
-
-
-def test_the_closing_report_of_many_jobs_names_each_once_and_ends_with_the_tenants(views):
-    shares = {f"team-{at}": SharesSoFar(25, share, 100) for at, share in enumerate((12.5, 12.5, 25, 50))}
-    report = Report([JobResult(view.document, view.progress) for view in views], Path("runs/many"), shares)
-    lines = rendered(report.rich())
-    assert sum(line.startswith("team-2/job-3 ") for line in lines) == 1
-    last = next(line.split() for line in reversed(lines) if line.startswith("team-3 "))
-    assert last[-6:] == ["7/24", "800", "60%", "18%", "25%", "50%"]
-    assert lines[-1].startswith("runs/many/NAMESPACE/JOB/ has each job's adapter")
-    assert len(lines) < 32 + 4 + 8 + 4 * 8
