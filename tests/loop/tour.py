@@ -182,7 +182,9 @@ def _rules(tour, process, added):
         rules.append((is_due, partial(_kill, tour, process, *names)))
 
     def may_resume():
-        return "why" in tour.said and [name for names in VICTIMS for name in names] == tour.killed
+        """The team goes on after the last kill: the processes that were killed have been started in this run, not in the next one."""
+        has_gone_on = len(tour.killed) == sum(map(len, VICTIMS)) and _step(tour, TEAM) > len(VICTIMS)
+        return "why" in tour.said and has_gone_on
 
     def may_stop():
         return "resume" in tour.said and _step(tour, LEARNING) >= 4 and not _has_ended(tour, LEARNING)
