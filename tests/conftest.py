@@ -29,7 +29,10 @@ hypothesis.settings.register_profile("explore", deadline=None, database=None, pr
 hypothesis.settings.load_profile(os.environ.get("MARLAAS_HYPOTHESIS", "same"))
 
 TESTS = Path(__file__).parent
-LONG = (*api_server.FOLDERS, "loop", "rollout", "local", "trainer", "sandbox", "chat", "models")
+LONG = (
+    *(*api_server.FOLDERS, "loop", "rollout", "trainer", "local", "environment", "orchestrator", "api", "sandbox"),
+    *("cli", "docs", "worker", "bench", "models", "tools", "exporter"),
+)
 """Folders that take long, the longest first: begun first, they do not keep one process waiting for the other at the end."""
 
 

@@ -216,9 +216,9 @@ class Harness:
                     return found
         raise AssertionError("the watch ended")
 
-    async def until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool], within_s: float = WITHIN_S) -> None:
         """Wait for a state of which no message tells."""
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(within_s):
             while not condition():
                 await self.server.change(0.02, None)
 

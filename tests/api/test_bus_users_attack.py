@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from marlaas_api.bus_users import (
     server_config,
 )
 from marlaas_api.nats_server import EmbeddedNats
+from marlaas_api.retries import patiently
 
 
 @dataclass
@@ -91,9 +93,8 @@ async def harness(tmp_path: Path) -> AsyncIterator[BusHarness]:
         path.write_text(mint(keys, OrchestratorUser(), time.time()))
         owner = await connect(server.url, name="owner", creds=path)
         harness = BusHarness(server, keys, tmp_path, owner)
-        await owner.ensure()
-        for user in JOBS:
-            await settle_down(owner, user)
+        for call in (owner.ensure, *(partial(settle_down, owner, user) for user in JOBS)):
+            await patiently(call, "set-up", 0.1)  # on a loaded machine an answer may come too late
         yield harness
         await owner.close()
 

@@ -1,16 +1,11 @@
 """Figures of several measurements, by hand."""
 
-import math
-
 import pytest
-from bench import quality, soak_figures
+from bench import quality
 from bench.neighbours import PARTS, parts
-from bench.replica_figures import Observed, rates
 from bench.rounds import bootstrap
-from bench.soak_figures import Slope
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
-from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import Split
 
 
@@ -44,34 +39,3 @@ def test_the_parts_of_a_step_are_those_of_its_slowest_episode_and_the_time_after
     # Elsewhere: 2.0 - 2·0.5 - 2·0.25 - 0.4 = 0.1, and 1.1 in the second step. The third has no episode on record.
     wanted = {"engine": 1.0, "before it": 0.5, "tools": 0.4, "elsewhere": 0.6, "after the episode": 1.0}
     assert found == pytest.approx(wanted)
-
-
-def report(name: str, busy_s: float, wall_s: float, **fields: object) -> ReplicaReport:
-    return ReplicaReport(role=name.partition("-")[0], pool="tiny", replica=name, busy_s=busy_s, wall_s=wall_s, **fields)
-
-
-def observed(at: float, cpu_s: float, *reports: ReplicaReport) -> Observed:
-    return Observed(at, cpu_s, {one.replica: one for one in reports})
-
-
-def test_rates_are_the_differences_of_two_moments():
-    first = report("rollout-0", 10.0, 20.0, job_tokens={"a": 500, "b": 900})
-    before = observed(100.0, 5.0, first, report("rollout-1", 10.0, 20.0), report("trainer-0", 4.0, 20.0))
-    first = report("rollout-0", 20.0, 30.0, job_tokens={"a": 510, "b": 900})
-    second = report("rollout-1", 15.0, 30.0, job_tokens={"a": 90, "c": 5})
-    after = observed(110.0, 9.0, first, second, report("trainer-0", 6.0, 30.0, bound=("x", "y")))
-    found = rates(before, after, [[99.0, 101.0, 105.0, 109.0], [100.0, 110.0], [104.0]])
-    assert found.steps_per_s == 2 / 8 + 1 / 10, "a job with one commit has no rate"
-    assert (found.tokens_per_s, found.engines_busy, found.trainers_busy, found.cpu_cores) == (10.5, 0.75, 0.2, 0.4)
-    assert found.spread == "0 + 2 / 2", "b generated nothing in between"
-
-
-def test_slopes_have_the_error_of_the_least_squares_line():
-    assert soak_figures.slope([(0.0, 1.0), (1.0, 3.0), (2.0, 5.0)]) == Slope(2.0, 0.0)
-    # Residuals 0.5, -1, 0.5 around 0.5 + 2.5 x: a variance of 1.5 / 1, and 2 of the xs.
-    found = soak_figures.slope([(0.0, 1.0), (1.0, 2.0), (2.0, 6.0)])
-    assert (found.value, found.error) == pytest.approx((2.5, math.sqrt(1.5 / 2)))
-    assert math.isnan(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)]).error)
-    assert math.isnan(soak_figures.slope([(1.0, 1.0)]).value)
-    assert math.isnan(soak_figures.slope([]).value)
-    assert soak_figures.kib(soak_figures.slope([(0.0, 1.0), (1.0, 2.0)])) == ""

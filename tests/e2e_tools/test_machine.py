@@ -15,7 +15,6 @@ from tests.tables import data, rows
 from marlaas_e2e.__main__ import UNABLE, main
 from marlaas_e2e.handle import ClusterHandle
 from marlaas_e2e.node import host
-from marlaas_e2e.worker_image import NoRoom, require_room
 
 _STARTS_ONE = data(__file__, "starts_one")
 _HARNESS = data(__file__, "harness")
@@ -36,12 +35,6 @@ def test_a_kill_that_hits_nothing_is_an_error(monkeypatch):
     monkeypatch.setattr(ClusterHandle, "container_pid", lambda *_: ended.pid)
     with pytest.raises(LookupError, match="team-a/pod: container ended by itself"):
         ClusterHandle(Path("kubeconfig"), "ours").kill_container("team-a", "pod", "container")
-
-
-def test_a_disk_without_room_for_the_worker_image_is_told_before_the_build(tmp_path):
-    require_room(tmp_path / "cache", 0.0)
-    with pytest.raises(NoRoom, match=r"takes 1000000000 GB of disk .*make room, or set MARLAAS_CACHE"):
-        require_room(tmp_path / "cache", 1e9)
 
 
 @pytest.mark.slow

@@ -1,15 +1,12 @@
-"""What this machine's node does itself: NetworkPolicy objects become nftables rules, claims get folders as volumes."""
+"""What this machine's node does itself: NetworkPolicy objects become nftables rules."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.tables import rows
 
 from marlaas_e2e.node.policies import Network
-from marlaas_e2e.node.volumes import folder_of, missing_volumes, released_volumes
 
-FOLDER = Path("/volumes")
 NAMESPACES = [{"metadata": {"name": "a"}}, {"metadata": {"name": "b", "labels": {"team": "x"}}}]
 CLIENTS = {"podSelector": {"matchLabels": {"app": "client"}}}
 ALL_OF_B = {"namespaceSelector": {"matchLabels": {"team": "x"}}}
@@ -63,21 +60,3 @@ def test_a_rule_lets_through_what_it_names(rule, lines):
 def test_what_is_not_enforced_is_refused(spec):
     with pytest.raises(NotImplementedError):
         chains(policy(**spec))
-
-
-def claim(phase: str = "Pending", storage_class: str = "folder", **spec: Any) -> dict[str, Any]:
-    resources = {"requests": {"storage": "1Gi"}}
-    wanted = {"storageClassName": storage_class, "accessModes": ["ReadWriteOnce"], "resources": resources}
-    metadata = {"namespace": "a", "name": "data", "uid": "u1"}
-    return {"metadata": metadata, "spec": {**wanted, **spec}, "status": {"phase": phase}}
-
-
-def test_a_pending_claim_gets_one_folder_and_only_our_own_released_volumes_are_removed():
-    [volume] = missing_volumes([claim()], [], FOLDER)
-    assert (folder_of(volume), volume["spec"]["claimRef"]["uid"]) == (FOLDER / "folder-u1", "u1")
-    assert missing_volumes([claim()], [volume], FOLDER) == []
-    others = [claim("Bound"), claim(storage_class=""), claim(volumeName="chosen")]
-    assert missing_volumes(others, [], FOLDER) == []
-    released, bound = ({**volume, "status": {"phase": phase}} for phase in ("Released", "Bound"))
-    foreign = {"metadata": {"name": "x"}, "spec": {}, "status": {"phase": "Released"}}
-    assert released_volumes([released, bound, foreign]) == [released]

@@ -114,12 +114,14 @@ class Place:
 def placed(folder):
     """Whatever a test does, no process is left, nor anything in the folder for temporary files."""
     here = Place(folder)
-    yield here
-    left = [process for run in here.runs for process in run.processes()]
-    for process in left:
-        process.kill()
-    for run in here.runs:
-        run.process.stdout.close()
-        run.process.wait()
+    try:
+        yield here
+    finally:
+        left = [process for run in here.runs for process in run.processes()]
+        for process in left:
+            process.kill()
+        for run in here.runs:
+            run.process.stdout.close()
+            run.process.wait()
     assert left == []
     assert list(here.temporary.iterdir()) == []

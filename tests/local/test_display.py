@@ -3,12 +3,11 @@
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from marlaas.local.display import PLAIN_PERIOD_S, LiveDisplay, PlainDisplay, choose, failures, table
+from marlaas.local.display import PLAIN_PERIOD_S, PlainDisplay, choose, failures, table
 from marlaas.local.eta import WINDOW_S, ProgressMark, advanced, eta_s
 from marlaas.local.idle import AgentActivity, idle
 from marlaas.local.plan import ProcessSpec
@@ -82,16 +81,6 @@ def test_a_failed_job_says_why_below_the_table(document, progress_of):
     assert text.plain.endswith("\n  KeyError: 'x'")
 
 
-def test_the_live_table_leaves_the_terminal_as_it_was(document, progress_of):
-    console = Console(file=io.StringIO(), force_terminal=True, width=160)
-    display = LiveDisplay(console)
-    display.waiting("preparing model tiny", 0.4)
-    display.jobs([JobView(document(), progress_of(document()))])
-    display.close()
-    display.close()
-    assert "\x1b[?25h" in console.file.getvalue()
-
-
 @pytest.fixture
 def team(document, progress_of, evaluation):
     """A job of two agents after ten steps; the second one is never called."""
@@ -125,14 +114,6 @@ def test_the_report_names_what_is_there(tmp_path, document, progress_of, name):
     report = Report([JobResult(document(), progress_of(document()))], tmp_path)
     assert [place for _, place in report.places(report.results[0])] == [path]
     assert str(path) in _text(report.rich())
-
-
-def test_the_report_shows_replies_before_and_after(document, progress_of, evaluation, tmp_path):
-    evals = (evaluation(document(), 0, 0.0, ("olleh", "")), evaluation(document(), 3, 1.0, ("hello", "dlrow\nx")))
-    done = progress_of(document(), phase=Phase.SUCCEEDED, versions={"policy": 3})
-    text = _text(Report([JobResult(document(), done, (), evals)], tmp_path).rich())
-    for shown in ("p0", "olleh (0.00)", "hello (1.00)", "(nothing) (0.00)", "dlrow x (1.00)"):
-        assert shown in text
 
 
 ROLLOUT = ProcessSpec("rollout", "rollout-0", pool="tiny")
@@ -268,29 +249,6 @@ def test_the_live_table_of_many_jobs_has_the_use_of_each_tenant_and_fits_the_ter
     assert any("… 4 more" in line and "2 running, 1 queued, 1 …" in line for line in lines)
 
 
-@pytest.mark.parametrize("width", [80, 90, 100, 112, 120])
-def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_number(views, width):
-    lines = rendered(table(views, 24, width), width)
-    assert len(lines) <= 25
-    assert all("TOKENS" in lines[0] and f"{name}" in lines[0] for name in ("TRAINED", "WASTED"))
-    assert not any("…" in line for line in lines if "more" not in line)
-
-
-def test_plain_output_of_many_jobs_has_a_line_for_each_tenant_and_period(views):
-    now = [0.0]
-    display, out = _plain(now)
-    display.jobs(views)
-    before = len(out.getvalue().splitlines())
-    now[0] = 10.0
-    display.jobs(views)
-    lines = out.getvalue().splitlines()[before:]
-    assert len(lines) == 4
-    assert (
-        "team-3: 1 failed, 5 running, 1 queued, 1 succeeded; steps 7/24, 50 tok/s, 25% of all (50% by weight); "
-        "tokens 800, trained 60%, wasted 18%" in lines[3]
-    )
-
-
 def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_generated(views):
     meter = ShareMeter()
     meter.see(views)
@@ -307,14 +265,3 @@ def test_shares_so_far_count_tokens_by_the_shares_that_held_while_they_were_gene
 
 def _later(view, tokens, fields):
     return replace(view, progress=view.progress.model_copy(update={"tokens": 100 + tokens, **fields}))
-
-
-def test_the_closing_report_of_many_jobs_names_each_once_and_ends_with_the_tenants(views):
-    shares = {f"team-{at}": SharesSoFar(25, share, 100) for at, share in enumerate((12.5, 12.5, 25, 50))}
-    report = Report([JobResult(view.document, view.progress) for view in views], Path("runs/many"), shares)
-    lines = rendered(report.rich())
-    assert sum(line.startswith("team-2/job-3 ") for line in lines) == 1
-    last = next(line.split() for line in reversed(lines) if line.startswith("team-3 "))
-    assert last[-6:] == ["7/24", "800", "60%", "18%", "25%", "50%"]
-    assert lines[-1].startswith("runs/many/NAMESPACE/JOB/ has each job's adapter")
-    assert len(lines) < 32 + 4 + 8 + 4 * 8

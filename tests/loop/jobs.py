@@ -39,7 +39,8 @@ def named(name, job, **spec: object):
 def team(environment="teams:at_once", **training: object):
     job = document("team", environment=environment, tokens=4, maxRefill=0, **training)
     (agent,) = job.spec.agents
-    return named("team", job, agents=tuple(agent.model_copy(update={"name": name}) for name in TEAM))
+    agents = tuple(agent.model_copy(update={"name": name}) for name in TEAM)
+    return named("team", job, agents=agents, rollout=job.spec.rollout.model_copy(update={"group_size": 2}))
 
 
 def alone(speaker):
@@ -117,7 +118,10 @@ def unruly(name, max_fault_share):
     (agent,) = job.spec.agents
     agents = tuple(agent.model_copy(update={"name": one}) for one in UNRULY)
     limits = {"max_attempts": 2, "max_fault_share": max_fault_share}
-    return changed(job, agents=agents, environment=job.spec.environment.model_copy(update=limits))
+    environment = job.spec.environment.model_copy(update=limits)
+    return changed(
+        job, agents=agents, environment=environment, rollout=job.spec.rollout.model_copy(update={"group_size": 2})
+    )
 
 
 # examples ------------------------------------------------------------------------------------------------------------
@@ -134,7 +138,7 @@ def example(name, steps, tasks, **training: object):
 
 def examples():
     """The examples of teams, with adapters and replies that fit the tiny model."""
-    relay = example("relay", 2, 4, groupsPerStep=4, maxRefill=0, maxStaleness=0)
+    relay = example("relay", 2, 2, groupsPerStep=2, maxRefill=0, maxStaleness=0)
     solving = example("solver-verifier", 2, 4, groupsPerStep=2, maxRefill=0)
     for agent, rank in zip(solving["agents"], (1, 8), strict=True):
         agent["adapter"] = {"rank": rank}
@@ -142,7 +146,7 @@ def examples():
     kuhn = example("kuhn-poker", 3, 6, groupsPerStep=6)
     marks = example("tic-tac-toe", 2, 2, groupsPerStep=4)
     marks["agents"][0]["adapter"]["rank"] = 8
-    for games in (kuhn, marks):
-        games["rollout"]["groupSize"] = 4
+    for spec in (relay, kuhn, marks):
+        spec["rollout"]["groupSize"] = 4
     specs = {"relay": relay, "solver-verifier": solving, "kuhn-poker": kuhn, "tic-tac-toe": marks}
     return [job_document(name, uid=f"uid-{name}", seed=7, spec=spec) for name, spec in specs.items()]

@@ -53,7 +53,7 @@ def strict_jobs(judge, twin, environment):
 
 def exact_team(pool):
     """A strict team with enough steps for the kills of `tour`, which compares it with one to which nothing happened."""
-    return jobs.named("exact", jobs.team("teams:once", steps=12)).model_copy(update={"pool": pool})
+    return jobs.named("exact", jobs.team("teams:once", steps=9)).model_copy(update={"pool": pool})
 
 
 def loop_of(models, folder):

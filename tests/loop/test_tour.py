@@ -1,4 +1,4 @@
-"""What a person sees of one real run (`tour`): the jobs learn, nothing is lost or doubled by kills, and everything looked for is there."""
+"""What a person sees of one real run (`tour`): a job learns, nothing is lost or doubled by kills, and everything looked for is there."""
 
 import hashlib
 
@@ -6,14 +6,16 @@ import numpy as np
 import psutil
 import pytest
 from tests.loop import tour as played
-from tests.loop.tour import ADDED, CANCELLED, HELD_OUT, LEARNING, STEPS, TEAM
+from tests.loop.tour import ADDED, CANCELLED, HELD_OUT, LEARNING, SEVERAL_TURNS, STEPS, TEAM
 
+from marlaas import Run
 from marlaas.episodes.files import read_all
 from marlaas.episodes.usage import usage_of
 from marlaas.local.records import open_jobs
 from marlaas_api.names import Split
 
 pytestmark = [pytest.mark.engine, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
+ENDED = (LEARNING, SEVERAL_TURNS, TEAM, ADDED)
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +24,9 @@ def tour(tiny_model, tmp_path_factory):
 
 
 def test_stopped_by_ctrl_c_killed_and_changed_the_same_command_ends_it_well(tour):
-    assert tour.codes == [130, 0], tour.lines[-3:]
+    assert tour.code == 130, tour.lines[-3:]
     phases = {name: job["phase"] for name, job in tour.summary.items()}
-    assert phases == dict.fromkeys((*LEARNING, TEAM, ADDED), "Succeeded")
+    assert phases == dict.fromkeys(ENDED, "Succeeded")
     said = [note for note in tour.notes() if "killed by SIGKILL; it restarts" in note]
     for name in ("sandbox-0 (team-a/exact)", "orchestrator", "trainer-0 (exact)", "rollout-0 (exact)"):
         assert any(note.startswith(name) for note in said), said
@@ -36,12 +38,16 @@ def test_stopped_by_ctrl_c_killed_and_changed_the_same_command_ends_it_well(tour
     assert (tour.out / CANCELLED).is_dir()
 
 
-@pytest.mark.parametrize("name", LEARNING)
-def test_a_job_learns_from_what_it_sampled_and_everything_a_person_looks_for_is_there(tour, name):
-    job, first, folder = tour.summary[name], tour.steps(name)[0], tour.out / name
-    assert job["steps"] == STEPS[name.rpartition("/")[2]]
+def test_a_job_learns(tour):
+    job = tour.summary[LEARNING]
     assert job["evalBefore"] <= 0.45
     assert job["evalAfter"] >= job["evalBefore"] + 0.3
+
+
+@pytest.mark.parametrize("name", [LEARNING, SEVERAL_TURNS])
+def test_a_job_trains_what_it_sampled_and_everything_a_person_looks_for_is_there(tour, name):
+    job, first, folder = tour.summary[name], tour.steps(name)[0], tour.out / name
+    assert job["steps"] == STEPS[name.rpartition("/")[2]]
     assert (first["staleness_max"], first["metrics"]["logprob_gap"] <= 1e-4) == (0, True)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     files = {path.name for path in (folder / "adapter").iterdir()}
@@ -49,7 +55,17 @@ def test_a_job_learns_from_what_it_sampled_and_everything_a_person_looks_for_is_
     assert len(list((folder / "logs").iterdir())) >= 4
 
 
-@pytest.mark.parametrize("name", [*LEARNING, TEAM, ADDED])
+def test_python_follows_the_run_and_reads_what_it_left(tour):
+    run, steps = Run(tour.out), STEPS["reverse"]
+    assert tour.followed == list(range(steps))
+    assert (set(run.jobs()), run.is_running, run.wait()) == ({*ENDED}, False, tour.summary)
+    assert [one.version for one in run.evaluations("reverse")] == [0, steps]
+    assert (run.adapter("reverse") / "adapter_config.json").is_file()
+    assert {episode.split for episode in run.episodes("reverse")} == {"train", "eval"}
+    assert [row["metrics/updates"] for row in run.rows("reverse")] == [1.0] * steps
+
+
+@pytest.mark.parametrize("name", ENDED)
 def test_every_task_is_in_one_step_and_every_step_in_one_record(tour, name):
     steps = tour.steps(name)
     assert [step["step"] for step in steps] == list(range(tour.summary[name]["steps"]))
@@ -104,12 +120,10 @@ def peft_logprobs(model, adapter, turns):
 
 def test_the_adapter_is_a_plain_peft_folder_of_the_policy_that_vllm_sampled(tour, tiny_model):
     """The replies to held-out tasks, after the last step. Without the adapter, they have other logprobs."""
-    episodes = [one for one in read_all(tour.out / LEARNING[0]) if one.split is Split.EVAL]
+    episodes = [one for one in read_all(tour.out / LEARNING) if one.split is Split.EVAL]
     turns = [one.turns[0] for one in episodes if one.turns[0].version == STEPS["reverse"]]
-    assert len(turns) == HELD_OUT
+    assert len(turns) == HELD_OUT["reverse"]
     sampled = np.concatenate([turn.logprobs for turn in turns[:24]])
-    in_peft, without = (
-        peft_logprobs(tiny_model, path, turns[:24]) for path in (tour.out / LEARNING[0] / "adapter", None)
-    )
+    in_peft, without = (peft_logprobs(tiny_model, path, turns[:24]) for path in (tour.out / LEARNING / "adapter", None))
     assert np.abs(in_peft - sampled).max() < 1e-3
     assert np.abs(without - sampled).max() > 0.1

@@ -1,8 +1,8 @@
 """One real run, as a user has it: `marlaas run` with vLLM, a nats-server and all roles as processes, changed, killed, stopped and continued.
 
-Two jobs learn on a pool with vLLM. A strict team of a pool with the reference engine makes exact adapters: while it trains, a
+Two jobs are trained on a pool with vLLM, one of them until it has learnt. A strict team of a pool with the reference engine makes exact adapters: while it trains, a
 process of each kind is killed. A job is suspended and resumed, one is added, and one is cancelled. The run is stopped by Ctrl-C
-after its engine was killed, and continued by the same command.
+after its engine was killed, and continued by the same command, from Python.
 """
 
 import contextlib
@@ -19,27 +19,31 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import yaml
 from tests.loop import jobs
 from tests.loop.harness import ENVIRONMENTS
 from tests.loop.runs import exact_team
 from typer.testing import CliRunner
 
+from marlaas import Run
 from marlaas.cli.app import build
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 HEAD = {"apiVersion": "marlaas.dev/v1alpha1"}
 SEED = 7
-STEPS = {"reverse": 12, "calculator": 10}
-"""Steps of the jobs of the quickstart, which has more."""
-HELD_OUT = 160
-"""More tasks than in the quickstart, so that their draw does not decide: a standard deviation of 0.04 at 0.5."""
-LEARNING = ("team-a/reverse", "team-b/calculator")
+STEPS, GROUPS = {"reverse": 10, "calculator": 12}, {"reverse": 8, "calculator": 3}
+"""Steps of the jobs of the quickstart, which has more, and their groups. `reverse` learns in them. `calculator` plays several turns, and
+keeps the pool at work while `reverse` is suspended: otherwise vLLM would be stopped, and started once more.
+"""
+HELD_OUT = {"reverse": 80, "calculator": 8}
+"""Held-out tasks. Those of `reverse` have a standard deviation of 0.06 at 0.5; it rises by about 0.6."""
+LEARNING, SEVERAL_TURNS = "team-a/reverse", "team-b/calculator"
 TEAM, ADDED, CANCELLED = "team-a/exact", "team-c/added", "team-a/cancelled"
 Rule = tuple[Callable[[], bool], Callable[[], None]]
 """A condition, and an action."""
-VICTIMS = ("sandbox", "orchestrator", "nats-server", "trainer-0.exact", "rollout-0.exact")
-"""Processes that are killed one after another, each when the team has finished another step."""
+VICTIMS = (("sandbox",), ("orchestrator",), ("nats-server",), ("trainer-0.exact", "rollout-0.exact"))
+"""Processes that are killed one after another, each when the team has finished another step; the last two start anew at the same time."""
 ENGINE = "rollout-0.tiny"
 
 
@@ -62,12 +66,18 @@ def small_job(name, steps):
 
 @dataclass
 class Tour:
-    """What a tour has seen. lines: of both runs. codes: their exit codes. said: what commands printed, by their names. killed: in this order."""
+    """What a tour has seen.
+
+    lines: of the first run. code: its exit code. said: what commands printed, by their names. killed: in this order. followed: steps of
+    `reverse` that were read while the second run went on. summary: its jobs.
+    """
 
     out: Path
     temporary: Path
     lines: list[dict[str, Any]] = field(default_factory=list)
-    codes: list[int] = field(default_factory=list)
+    code: int | None = None
+    followed: list[int] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
     said: dict[str, str] = field(default_factory=dict)
     killed: list[str] = field(default_factory=list)
 
@@ -76,11 +86,6 @@ class Tour:
 
     def notes(self):
         return [str(line["message"]) for line in self.lines if line["type"] == "note"]
-
-    @property
-    def summary(self):
-        found: dict[str, dict[str, Any]] = json.loads((self.out / "summary.json").read_text())["jobs"]
-        return found
 
     def steps(self, job):
         return [json.loads(line) for line in (self.out / job / "steps.jsonl").read_text().splitlines()]
@@ -100,34 +105,42 @@ def play(folder):
         process.send_signal(signal.SIGINT)
     manifest.write_text(_quickstart() + yaml.safe_dump_all([exact_pool(), manifest_of(jobs_of_exact[0])]))
     (again,) = (note for note in tour.notes() if note.startswith("to continue: "))
-    _, *arguments = shlex.split(again.removeprefix("to continue: "))
-    with _run(tour, [sys.executable, "-m", "marlaas", *arguments]):
-        pass
+    _, _, *arguments = shlex.split(again.removeprefix("to continue: "))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _variables(tour).items():
+            patch.setenv(name, value)
+        run = Run.start(out=tour.out, options=arguments)
+    tour.followed = [step.step for step in run.steps(LEARNING)]
+    tour.summary = run.wait()
     return tour
 
 
 def _quickstart():
-    """The quickstart with fewer steps and more held-out tasks, which are played at the beginning and at the end."""
+    """The quickstart with fewer steps, and other held-out tasks, which are played at the beginning and at the end."""
     objects = list(yaml.safe_load_all(QUICKSTART.read_text()))
     for job in objects:
         if job["kind"] == "RLJob":
-            job["spec"]["training"]["steps"] = STEPS[job["metadata"]["name"]]
-            job["spec"]["evaluation"] = {"every": 1000, "tasks": HELD_OUT}
+            name = job["metadata"]["name"]
+            job["spec"]["training"] |= {"steps": STEPS[name], "groupsPerStep": GROUPS[name]}
+            job["spec"]["evaluation"] = {"every": 1000, "tasks": HELD_OUT[name]}
     return yaml.safe_dump_all(objects) + "---\n"
+
+
+def _variables(tour):
+    places = os.pathsep.join(map(str, ENVIRONMENTS))
+    return {"OMP_NUM_THREADS": "1", "TMPDIR": str(tour.temporary), "PYTHONPATH": places}
 
 
 @contextlib.contextmanager
 def _run(tour, command):
-    places = os.pathsep.join(map(str, ENVIRONMENTS))
-    env = os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(tour.temporary), "PYTHONPATH": places}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | _variables(tour)) as process:
         try:
             yield process
             for _ in _lines(tour, process):
                 pass
         finally:
             process.kill()
-    tour.codes.append(process.returncode)
+    tour.code = process.returncode
 
 
 def _lines(tour, process):
@@ -164,35 +177,37 @@ def _has_ended(tour, job):
 def _rules(tour, process, added):
     """What is done, and when: kills while the team trains, and changes of the other jobs."""
     rules: list[Rule] = [(lambda: _step(tour, CANCELLED) >= 1, lambda: _command(tour, "cancel", "cancelled"))]
-    for number, name in enumerate(VICTIMS, 1):
+    for number, names in enumerate(VICTIMS, 1):
         is_due = partial(lambda number: _step(tour, TEAM) >= number and not _has_ended(tour, TEAM), number)
-        rules.append((is_due, partial(_kill, tour, process, name)))
-    learning, *_ = LEARNING
+        rules.append((is_due, partial(_kill, tour, process, *names)))
 
     def may_resume():
-        return "why" in tour.said and [*VICTIMS] == tour.killed
+        """The team goes on after the last kill: the processes that were killed have been started in this run, not in the next one."""
+        has_gone_on = len(tour.killed) == sum(map(len, VICTIMS)) and _step(tour, TEAM) > len(VICTIMS)
+        return "why" in tour.said and has_gone_on
 
     def may_stop():
-        return "resume" in tour.said and _step(tour, learning) >= 4 and not _has_ended(tour, learning)
+        return "resume" in tour.said and _step(tour, LEARNING) >= 4 and not _has_ended(tour, LEARNING)
 
     return [
         *rules,
         (lambda: _step(tour, TEAM) >= 1, lambda: _command(tour, "submit", str(added))),
-        (lambda: _step(tour, learning) >= 1, lambda: _command(tour, "suspend", "reverse")),
-        (lambda: _phase(tour, learning) == "Suspended", lambda: _command(tour, "why", "reverse")),
+        (lambda: _step(tour, LEARNING) >= 1, lambda: _command(tour, "suspend", "reverse")),
+        (lambda: _phase(tour, LEARNING) == "Suspended", lambda: _command(tour, "why", "reverse")),
         (may_resume, lambda: _command(tour, "resume", "reverse")),
         (may_stop, lambda: None),
     ]
 
 
-def _kill(tour, process, name):
-    """kill -9 a role, by its name or its replica's and its pool's, or the nats-server."""
-    found = [one for one in psutil.Process(process.pid).children(recursive=True) if name in _names(one)]
-    assert found, f"{name} does not run"
-    for one in found:
-        with contextlib.suppress(psutil.NoSuchProcess):  # sandboxes end with the process that forked them
-            one.send_signal(signal.SIGKILL)
-    tour.killed.append(name)
+def _kill(tour, process, *names: str):
+    """kill -9 roles, by their names or their replicas' and their pools', or the nats-server."""
+    for name in names:
+        found = [one for one in psutil.Process(process.pid).children(recursive=True) if name in _names(one)]
+        assert found, f"{name} does not run"
+        for one in found:
+            with contextlib.suppress(psutil.NoSuchProcess):  # sandboxes end with the process that forked them
+                one.send_signal(signal.SIGKILL)
+        tour.killed.append(name)
 
 
 def _names(process):

@@ -13,7 +13,7 @@ from marlaas.plots import series
 from marlaas.plots.figure import draw, page
 from marlaas.plots.occupancy import busy_share, by_group, merged, num_busy, on_common_time
 from marlaas.plots.series import EVAL, REWARD, Curve, JobCurves, Timeline
-from marlaas.plots.shares import TenantShares, service, shares
+from marlaas.plots.shares import service, shares
 from marlaas_api.messages import AgentStep, EvalRecord, JobDocument, StepOutcome, StepRecord, StopReason
 from marlaas_api.messages.agent_settings import PolicySettings
 from marlaas_api.names import Split
@@ -195,19 +195,3 @@ def test_the_page_is_one_file_that_loads_nothing_and_escapes_names():
     references = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert all(reference.startswith("#") for reference in references)
     assert "@import" not in text
-
-
-def test_many_jobs_are_grouped_by_tenant_and_keep_a_bounded_height():
-    tenants = [f"team-{number % 4}" for number in range(96)]
-    names = [f"{tenant}/job-{number}" for number, tenant in enumerate(tenants)]
-    jobs = [JobCurves(name, CURVES, tenant) for name, tenant in zip(names, tenants, strict=True)]
-    spans = enumerate(zip(names, tenants, strict=True))
-    times = [Timeline(name, n, 60.0 + n, ((n, 30.0 + n),), (), None, "run", tenant) for n, (name, tenant) in spans]
-    shares = [TenantShares(name, 2.0, 0.0, 5.0, (0.5, float("nan")), (0.25, 0.25), 0.5, 0.25) for name in tenants[:4]]
-    root = ET.fromstring(draw(jobs, times, "svg", shares))
-    texts = [element.text or "" for element in root.iter()]
-    assert "team-3 (24 jobs)" in texts
-    assert "team-0, weight 2: received 50%, entitled 25%" in texts
-    assert "team-0/job-0" not in texts, "the legend names tenants, not jobs"
-    assert any(text.startswith("trainer: ") and "not recorded" in text for text in texts)
-    assert float(root.attrib["height"].removesuffix("pt")) < 24 * 72

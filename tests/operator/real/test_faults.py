@@ -12,7 +12,7 @@ from tests.tables import data
 from marlaas_operator.cluster import Target
 from marlaas_operator.cluster.resources import RLJOBS
 
-WATCH_S = 2.0
+WATCH_S = 1.0
 """Watches end and begin anew at this pace, and meet the fault."""
 
 
