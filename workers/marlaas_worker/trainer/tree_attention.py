@@ -115,7 +115,7 @@ def _error(model: Any, device: torch.device) -> float:
     outcomes = []
     for mask in (block_mask(enters, leaves), dense_mask(enters, leaves, model.dtype)):
         given = [one.requires_grad_() for one in inputs]
-        result = _attention(module, *given, mask)[0]
+        result = _attention(module, *given, attention_mask=mask)[0]
         outcomes.append((result.detach(), *torch.autograd.grad(result, given, upstream)))
     pairs = zip(*outcomes, strict=True)
     return max(float((found - dense).abs().max() / dense.abs().max()) for found, dense in pairs)
@@ -128,14 +128,13 @@ def _attention(
     if not isinstance(attention_mask, BlockMask):
         result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return result
-    num_rows, _, width, _ = query.shape
+    num_rows, heads, width, _ = query.shape
     inputs = [one.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for one in (query, key, value)]
     has_gradient = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
-    flex = _compiled() if query.device.type == "cuda" else flex_attention
+    flex: Any = _compiled() if query.device.type == "cuda" else flex_attention
     with torch.set_grad_enabled(has_gradient):
-        if (
-            has_gradient
-        ):  # of all three, as the kernels compute it: one version for every choice of layers with adapters
+        if has_gradient:
+            # Of all three, as the kernels compute it anyway: one compiled version for every choice of adapted layers.
             inputs = [one if one.requires_grad else one.detach().requires_grad_() for one in inputs]
         mixed: Tensor = flex(
             *inputs,
@@ -144,7 +143,7 @@ def _attention(
             enable_gqa=True,
             kernel_options={"BACKEND": "TRITON"},
         )
-        return mixed.transpose(1, 2)[0].unflatten(0, (num_rows, width)).contiguous(), None
+        return mixed.transpose(1, 2).reshape(num_rows, width, heads, -1).contiguous(), None
 
 
 @cache
