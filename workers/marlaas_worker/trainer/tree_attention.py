@@ -114,9 +114,9 @@ def _error(model: Any, device: torch.device) -> float:
     module.num_key_value_groups = heads // key_heads
     outcomes = []
     for mask in (block_mask(enters, leaves), dense_mask(enters, leaves, model.dtype)):
-        given = [one.requires_grad_() for one in inputs]
-        result = _attention(module, *given, attention_mask=mask)[0]
-        outcomes.append((result.detach(), *torch.autograd.grad(result, given, upstream)))
+        query, key, value = (one.requires_grad_() for one in inputs)
+        result, _ = _attention(module, query, key, value, mask)
+        outcomes.append((result.detach(), *torch.autograd.grad(result, (query, key, value), upstream)))
     pairs = zip(*outcomes, strict=True)
     return max(float((found - dense).abs().max() / dense.abs().max()) for found, dense in pairs)
 
