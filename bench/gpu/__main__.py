@@ -4,7 +4,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-NAMES = ("operations", "trainer", "ceiling", "noise", "engine", "loop", "all")
+NAMES = ("operations", "trainer", "trees", "ceiling", "noise", "engine", "loop", "all")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

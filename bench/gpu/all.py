@@ -37,6 +37,7 @@ class Step:
 
 STEPS = (
     Step("trainer", "8b", 240, "--agents 2,8", "--batches 2x16 --agents 2,3"),
+    Step("trees", "8b", 120, "", "--tokens 300"),
     Step("engine", "smollm2", 300, "--adapters 1,8,32"),
     Step("ceiling", "8b", 90, "", "--tokens 16,32"),
     Step("noise", "smollm2", 90, "", "--rows 2 --prompt 4 --reply 6"),

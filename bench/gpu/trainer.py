@@ -20,6 +20,7 @@ from bench.gpu import shapes
 from bench.gpu.operations import PLANS
 from marlaas_worker.adapters import tensor_digests, write_adapter
 from marlaas_worker.trainer.batching import MicroBatch
+from marlaas_worker.trainer.compute import deterministic
 from marlaas_worker.trainer.lora import AttachedAdapter, initial_weights
 from marlaas_worker.trainer.memory import Recomputed
 from marlaas_worker.trainer.model import BaseModel
@@ -110,9 +111,20 @@ def _mlps_recomputed(folder: Path, chosen: argparse.Namespace) -> Callable[[Micr
     return _ours(folder, chosen, plan=PLANS["MLPs"])
 
 
+def _deterministic(folder: Path, chosen: argparse.Namespace) -> Callable[[MicroBatch], None]:
+    step = _ours(folder, chosen)
+
+    def alike(batch: MicroBatch) -> None:
+        with deterministic(True):
+            step(batch)
+
+    return alike
+
+
 SIDES = {
     "plain PEFT": _plain,
     "ours": _ours,
+    "ours, deterministic": _deterministic,
     "ours, MLPs recomputed": _mlps_recomputed,
     "ours, layers recomputed": _recomputed,
 }

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 from tests.tables import data, rows
 
@@ -188,6 +189,26 @@ class Incarnation:
 @pytest.fixture
 def engine(small_model, pool, tmp_path):
     return vllm_engine.VllmEngine(small_model, pool, frozenset({1}), tmp_path, answer_bound_s=0.01)
+
+
+@pytest.mark.parametrize(("has_gpu", "is_initialized", "nvml", "forks", "reason"), rows(__file__, "forked_engines"))
+async def test_the_first_core_is_forked_unless_cuda_is_in_use_in_the_role(
+    small_model, pool, tmp_path, monkeypatch, caplog, has_gpu, is_initialized, nvml, forks, reason
+):
+    async def start(_, forks):
+        started.append(forks)
+
+    started: list[bool] = []
+    engine = vllm_engine.VllmEngine(small_model, pool, frozenset(), tmp_path, may_fork=True)
+    monkeypatch.setattr(vllm_engine, "start_incarnation", start)
+    monkeypatch.setattr(vllm_engine, "uses_gpu", lambda: has_gpu)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", nvml)
+    with caplog.at_level("INFO"):
+        await engine.start()
+        await engine.start()
+    assert started == [forks, False]
+    assert reason in caplog.text if reason else not caplog.text
 
 
 @pytest.mark.parametrize(("incarnation", "reason"), rows(__file__, "silent_engines"))

@@ -36,6 +36,17 @@ def context(planted, place):
     return ids
 
 
+def seen(batch):
+    """For each token of each row, the indices of the tokens to which it attends."""
+    enters, leaves = batch.trees.enters, batch.trees.leaves
+    sees = (enters[:, None, :] <= enters[:, :, None]) & (enters[:, :, None] < leaves[:, None, :])
+    return [[np.flatnonzero(places).tolist() for places in row] for row in sees]
+
+
+def ancestors(parents, place):
+    return [*ancestors(parents, parents[place]), place] if place >= 0 else []
+
+
 @given(ids=alike, pairs_per_token=st.sampled_from([0, 10, 1000]), budget=st.integers(12, 60))
 def test_however_beginnings_are_shared_each_token_is_predicted_once_from_its_past(ids, pairs_per_token, budget):
     segments = [
@@ -56,6 +67,10 @@ def test_however_beginnings_are_shared_each_token_is_predicted_once_from_its_pas
         assert len(planted) <= budget
         assert (planted.parents < np.arange(len(planted))).all()
         assert planted.depths.tolist() == [len(context(planted, place)) - 1 for place in range(len(planted))]
+    if (batch := collate(rows)).trees is not None:
+        for planted, attended in zip(rows, seen(batch), strict=True):
+            alone = [[place] for place in range(len(planted), len(attended))]
+            assert attended == [ancestors(planted.parents, place) for place in range(len(planted))] + alone
     assert sorted(found) == sorted(expected)
     assert sum(planted.num_segment_tokens for planted in rows) == sum(map(len, ids))
 
@@ -105,14 +120,13 @@ def test_a_microbatch_says_where_its_tokens_are_predicted_and_what_each_token_se
     assert batch.behaviour.tolist() == [-1.0, -1.0, -2.5]
     assert batch.sequences.tolist() == [0, 1, 1]
     assert batch.lengths.tolist() == [1, 2, 2], "a segment that says nothing else is its whole trajectory"
-    assert (batch.num_padded_tokens, batch.sees, batch.depths) == (12, None, None)
+    assert (batch.num_padded_tokens, batch.trees) == (12, None)
     (shared,) = pack_prefix_tree([segment([7, 8, 1]), segment([7, 8, 2, 3])], 1000, 1000)
     batch = collate([shared, row(6)])
     assert batch.ids[0].tolist() == [7, 8, 1, 2, 3, 0]
-    assert batch.depths.tolist() == [[0, 1, 2, 2, 3, 0], [0, 1, 2, 3, 4, 5]]
-    seen = [np.flatnonzero(places).tolist() for places in batch.sees[0]]
-    assert seen == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5]]
-    assert (batch.sees[1] == np.tri(6, dtype=np.bool_)).all()
+    assert batch.trees.depths.tolist() == [[0, 1, 2, 2, 3, 0], [0, 1, 2, 3, 4, 5]]
+    assert seen(batch)[0] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 1, 3, 4], [5]]
+    assert seen(batch)[1] == [list(range(place + 1)) for place in range(6)]
     assert batch.sequences.tolist() == [0, 1, 2, 2], "the generated tokens of a segment are one sequence"
 
 

@@ -5,6 +5,7 @@ or bus.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,8 +41,11 @@ from marlaas_worker.rollout.engine import (
 )
 from marlaas_worker.rollout.engine_progress import STALL_S, EngineCounts
 from marlaas_worker.rollout.stops import Stops
+from marlaas_worker.rollout.vllm_fork import obstacle
 from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
+
+log = logging.getLogger(__name__)
 
 ANSWER_BOUND_S = 30.0
 _ABORTED = "abort"
@@ -54,7 +58,7 @@ class VllmEngine:
 
     Args:
         end_ids: tokens that end a generation.
-        may_fork: whether the first core process may be forked from this one (`vllm_fork`). It never is on a GPU.
+        may_fork: whether the first core process may be forked from this one, on a GPU if CUDA is not in use here (`vllm_fork`).
         answer_bound_s: seconds without an answer and without computing after which the engine counts as hung.
     """
 
@@ -73,7 +77,7 @@ class VllmEngine:
         self._answer_bound_s = answer_bound_s
         self._residents = Residents(self._settings.limits.slots)
         self._incarnation: EngineIncarnation | None = None
-        self._may_fork = may_fork and not uses_gpu()
+        self._may_fork = may_fork
         self._past = EngineCounts()
         self._scores = count()
 
@@ -97,7 +101,10 @@ class VllmEngine:
 
     async def start(self) -> None:
         if self._incarnation is None:
-            forks, self._may_fork = self._may_fork, False
+            why_not = obstacle() if self._may_fork and uses_gpu() else ""
+            if why_not:
+                log.info("the engine imports vllm once more, which takes longer than to fork it: %s", why_not)
+            forks, self._may_fork = self._may_fork and not why_not, False
             self._incarnation = await start_incarnation(self._settings, forks)
 
     async def restart(self) -> None:

@@ -1,8 +1,9 @@
 """A core process of vLLM that is forked from the role, so that vllm is imported once and not twice in a row.
 
 The two imports were nine tenths of an engine's start on a CPU. Only the role's first engine is forked: later the role
-has threads of other libraries, whose locks and OpenMP teams a fork would copy in any state. An engine on a GPU is never
-forked, because CUDA does not survive it. This module removes from the forked process all that belongs to the role.
+has threads of other libraries, whose locks and OpenMP teams a fork would copy in any state. CUDA does not survive a fork,
+so on a GPU the core is forked only if the role has not initialized it. As vLLM does, torch is told to look for GPUs by the
+driver's management library instead. This module removes from the forked process all that belongs to the role.
 """
 
 import importlib
@@ -18,9 +19,19 @@ import torch
 
 from marlaas_worker.rollout import vllm_extension
 
+_LOOKS_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+os.environ.setdefault(_LOOKS_BY_NVML, "1")  # before the role asks for a GPU; vLLM sets it at import, which is later
 _NETWORK = (socket.AF_INET, socket.AF_INET6)
 _threads: int | None = None
 """Compute threads of the process that is about to be forked; None: no core is being forked."""
+
+
+def obstacle() -> str:
+    """Return why a core process that uses a GPU cannot be forked from this process; empty if it can."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "CUDA is initialized in the role"
+    asks_cuda = os.environ.get(_LOOKS_BY_NVML) != "1"
+    return f"{_LOOKS_BY_NVML} is not 1, so torch has asked CUDA for GPUs in the role" if asks_cuda else ""
 
 
 @contextmanager
@@ -45,7 +56,7 @@ def _leave_role() -> None:
     drop_connections()
     # A process that is started anew reads these from its environment. This one has inherited the role's settings.
     torch.set_num_threads(_threads)
-    importlib.import_module("torch._dynamo").config.disable = True
+    importlib.import_module("torch._dynamo").config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
     # The role has imported this module without its effect.
     vllm_extension.prepare_process()
 

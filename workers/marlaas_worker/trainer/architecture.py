@@ -78,7 +78,8 @@ def _computes_trees(logprobs: Callable[[MicroBatch], Tensor], vocab_size: int) -
     tree, beside = (
         collate(pack_prefix_tree([example(ids), example(branch)], 1 << 20, 1 << 20)) for ids in (left, other)
     )
-    flat = replace(tree, depths=np.arange(tree.ids.size)[None])
+    depths = np.arange(tree.ids.size)[None]
+    flat = replace(tree, trees=tree.trees and replace(tree.trees, depths=depths))
     chained, alone = (collate([chain(example(ids))]) for ids in ([*left, *branch[3:]], branch))
     in_tree, in_other, at_other_depths, after_all, by_itself = (
         logprobs(batch)[-2:] for batch in (tree, beside, flat, chained, alone)

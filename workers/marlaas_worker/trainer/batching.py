@@ -11,6 +11,21 @@ from marlaas_worker.trainer.rows import Row, joined
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TokenTrees:
+    """Which tokens a token attends to, where a row is a tree: to each one whose interval from `enters` to `leaves` has its own number.
+
+    These are the token itself and its ancestors. Padding attends to itself, so that no softmax is over an empty set.
+    """
+
+    depths: npt.NDArray[np.int64]
+    """[B, T]"""
+    enters: npt.NDArray[np.int32]
+    """[B, T], numbers of all tokens of the micro-batch in a depth-first order."""
+    leaves: npt.NDArray[np.int32]
+    """[B, T], the first number that is of none of a token's descendants."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
     """Right-padded rows [B, T] for one forward and backward pass, and the N generated tokens that they predict."""
 
@@ -30,10 +45,8 @@ class MicroBatch:
     """[N], as in `Row`."""
     lengths: npt.NDArray[np.int64]
     """[N], as in `Row`."""
-    depths: npt.NDArray[np.int64] | None = None
-    """[B, T]; None if every row is a chain: a causal decoder lets no token see a later one, and padding comes last."""
-    sees: npt.NDArray[np.bool_] | None = None
-    """[B, T, T], the tokens to which a token attends; None if every row is a chain."""
+    trees: TokenTrees | None = None
+    """None if every row is a chain: a causal decoder lets no token see a later one, and padding comes last."""
 
     @property
     def num_padded_tokens(self) -> int:
@@ -42,8 +55,8 @@ class MicroBatch:
 
     @property
     def num_masked_pairs(self) -> int:
-        """Number of token pairs in the attention mask, which all layers share; 0 without a mask."""
-        return 0 if self.sees is None else int(self.sees.size)
+        """Number of token pairs in a dense attention mask, which all layers share; 0 without a mask."""
+        return 0 if self.trees is None else self.ids.size * self.ids.shape[1]
 
 
 def pack(pending: Sequence[Row], arriving: Iterable[Row], budget: int) -> tuple[list[list[Row]], list[Row]]:
@@ -84,21 +97,29 @@ def collate(rows: Sequence[Row]) -> MicroBatch:
         sequences=joined([row.sequences + start for row, start in zip(rows, segments, strict=False)], np.int64),
         trajectories=joined([row.trajectories for row in rows], np.int64),
         lengths=joined([row.lengths for row in rows], np.int64),
-        depths=None if plain else _padded([row.depths for row in rows], width),
-        sees=None if plain else np.stack([_sees(row, width) for row in rows]),
+        trees=None if plain else _trees(rows, width),
     )
 
 
-def _sees(row: Row, width: int) -> npt.NDArray[np.bool_]:
-    """Return the attention mask of a row: each token sees itself and the tokens that its parent sees.
+def _trees(rows: Sequence[Row], width: int) -> TokenTrees:
+    parents = [[*row.parents.tolist(), *[-1] * (width - len(row))] for row in rows]  # each token of padding is a root
+    firsts = np.arange(0, len(rows) * width, width, np.int32)[:, None, None]
+    numbered = np.array([_depth_first(row) for row in parents], np.int32) + firsts
+    return TokenTrees(_padded([row.depths for row in rows], width), numbered[:, 0], numbered[:, 1])
 
-    Padding sees itself, so that no softmax is over an empty set.
-    """
-    sees = np.eye(width, dtype=np.bool_)
-    for place, parent in enumerate(row.parents.tolist()):
-        if parent >= 0:
-            sees[place, : parent + 1] = sees[parent, : parent + 1]
-    return sees
+
+def _depth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return `enters` and `leaves` of a row, from the index of each token's parent, which comes before it; -1: none."""
+    sizes = [1] * len(parents) + [0]  # of subtrees; the last one is of all
+    for place, parent in reversed(list(enumerate(parents))):
+        sizes[parent] += sizes[place]
+    free = [0] * len(sizes)  # the next number that is free for a child
+    enters = []
+    for place, parent in enumerate(parents):
+        enters.append(free[parent])
+        free[place] = free[parent] + 1
+        free[parent] += sizes[place]
+    return enters, [enter + size for enter, size in zip(enters, sizes, strict=False)]
 
 
 def _padded(arrays: Sequence[npt.NDArray[np.int32]], width: int) -> npt.NDArray[np.int64]:

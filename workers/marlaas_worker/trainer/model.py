@@ -8,7 +8,6 @@ compute thread uses it (`compute`).
 import difflib
 import itertools
 import logging
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from marlaas.models.inspection import is_adaptable
 from marlaas_api.messages.pool_spec import HubSource
@@ -24,7 +24,7 @@ from marlaas_worker.adapters import DTYPES, AdapterConfig, choose_dtype
 from marlaas_worker.base_model import load_base_model
 from marlaas_worker.devices import uses_gpu
 from marlaas_worker.trainer.architecture import check_head, example, shares_prefixes
-from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.batching import MicroBatch, TokenTrees, collate
 from marlaas_worker.trainer.compute import compute_reproducibly
 from marlaas_worker.trainer.head import (
     in_float32,
@@ -37,6 +37,7 @@ from marlaas_worker.trainer.lean_layers import replace_layers
 from marlaas_worker.trainer.lora import ActiveAdapter, AttachedAdapter, TargetUnknown, adapt_layers, new_adapter
 from marlaas_worker.trainer.memory import LayerRecompute, free_memory, memory_errors
 from marlaas_worker.trainer.rows import chain
+from marlaas_worker.trainer.tree_attention import BLOCK, attend_by_blocks, block_mask, dense_mask
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +80,14 @@ class BaseModel:
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
         self._adopt(load_base_model(Path(path), dtype).to(self.device), activation_bytes)
         check_head(self._model, self._name)
+        self._by_blocks = self.device.type == "cuda" and attend_by_blocks(self._model, self.device)
         with torch.no_grad():
             shares = shares_prefixes(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
         self.pairs_per_token = 6 * int(self._model.config.get_text_config().hidden_size) if shares else 0
 
     def _adopt(self, model: Any, activation_bytes: int | None) -> None:
         self._model = model
+        self._by_blocks = False
         self._decoder = model.get_decoder()
         self._head = model.get_output_embeddings()
         self._layers = self._adaptable_layers()
@@ -218,7 +221,7 @@ class BaseModel:
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _recomputing(self, batch: MicroBatch) -> AbstractContextManager[None]:
-        mask_bytes = batch.num_masked_pairs * self._head.weight.element_size()
+        mask_bytes = 0 if self._by_blocks else batch.num_masked_pairs * self.dtype.itemsize
         num_rows, width = batch.ids.shape
         return self._recompute.choose(num_rows, width, mask_bytes)
 
@@ -228,24 +231,21 @@ class BaseModel:
         return self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Return the hidden states [B, T, H]; each token attends to the batch's `sees`, or to all tokens before it."""
+        """Return the hidden states [B, T, H]; each token attends to the tokens before it, or to those of the batch's trees."""
         attention = {}
-        if batch.depths is not None and batch.sees is not None:
-            attention = {
-                "position_ids": self._tensor(batch.depths),
-                "attention_mask": self._additive(self._tensor(batch.sees)[:, None]),
-            }
+        if (trees := batch.trees) is not None:
+            attention = {"position_ids": self._tensor(trees.depths), "attention_mask": self._mask(trees)}
         hidden: Tensor = self._decoder(
             input_ids=self._tensor(batch.ids), use_cache=False, **attention
         ).last_hidden_state
         return hidden
 
-    def _additive(self, sees: Tensor) -> Tensor:
-        """Return the additive attention mask: 0 where a token sees another, -inf elsewhere.
-
-        It is created once and shared by all layers.
-        """
-        return torch.zeros(sees.shape, dtype=self._head.weight.dtype, device=self.device).masked_fill_(~sees, -math.inf)
+    def _mask(self, trees: TokenTrees) -> Tensor | BlockMask:
+        """Return the attention mask, which is made once and shared by all layers."""
+        enters, leaves = self._tensor(trees.enters), self._tensor(trees.leaves)
+        if self._by_blocks and enters.numel() > BLOCK:
+            return block_mask(enters, leaves)
+        return dense_mask(enters, leaves, self.dtype)
 
     def _tensor(self, values: npt.NDArray[Any]) -> Tensor:
         return torch.from_numpy(values).to(self.device)

@@ -1,0 +1,157 @@
+"""Attention in rows that are trees of tokens: a token attends to itself and its ancestors.
+
+A micro-batch has three numbers of each token for it (`batching.TokenTrees`). Attention gets them in one of two forms:
+
+- On a CPU, a mask with a number for each pair of a row's tokens. Its memory grows with the square of the row's length.
+- On a CUDA GPU, FlexAttention (arXiv 2412.05496), which computes the mask from the numbers and skips blocks of pairs that are
+  all masked. Its memory grows with the number of tokens. Its Triton kernels, which are the only ones used here, add in a fixed
+  order: one program for each block of keys sums the gradients of keys and values, and one for each block of queries those of
+  queries, without atomics. So deterministic jobs use it too.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+log = logging.getLogger(__name__)
+
+BLOCK = 128
+"""Tokens on each side of a block; the kernels' own blocks divide it. A smaller micro-batch gets a dense mask."""
+_NAME = "sdpa_or_blocks"
+_TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
+"""Largest difference between two ways to compute attention, as a part of the largest value."""
+
+
+def dense_mask(enters: Tensor, leaves: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the additive mask [B, 1, T, T] of rows with these numbers [B, T]: 0 where a token attends to another, -inf elsewhere."""
+    sees = enters[:, None, :] <= enters[:, :, None]
+    sees &= enters[:, :, None] < leaves[:, None, :]
+    return torch.where(sees, torch.zeros((), dtype=dtype, device=enters.device), -math.inf)[:, None]
+
+
+def block_mask(enters: Tensor, leaves: Tensor) -> BlockMask:
+    """Return the mask of all rows of a micro-batch as one long row, from their numbers [B, T].
+
+    Pairs are compared a block of queries at a time, so memory grows with the number of tokens.
+    """
+    enters, leaves = enters.flatten(), leaves.flatten()
+    length = len(enters)
+    excess = -length % BLOCK  # tokens that nothing attends to, and that attend to nothing
+    padded = nn.functional.pad(enters, (0, excess), value=-1)
+    ends = nn.functional.pad(leaves, (0, excess), value=-1)
+    some, every = [], []
+    for queries in padded.view(-1, BLOCK, 1):
+        sees = ((padded <= queries) & (queries < ends)).view(BLOCK, -1, BLOCK)
+        some.append(sees.any(2).any(0))
+        every.append(sees.all(2).all(0))
+    full = torch.stack(every)
+    partial = torch.stack(some) & ~full
+
+    def sees_key(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (enters[key] <= enters[query]) & (enters[query] < leaves[key])
+
+    blocks = (*_listed(partial), *_listed(full))
+    return BlockMask.from_kv_blocks(*blocks, BLOCK, sees_key, (length, length))
+
+
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how many blocks of keys each block of queries has, and their numbers first, as FlexAttention reads them."""
+    counts = blocks.sum(1, dtype=torch.int32)
+    order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    return counts[None, None], order[None, None]
+
+
+def attend_by_blocks(model: Any, device: torch.device) -> bool:
+    """Let a model of transformers take a `block_mask` as its attention mask; without one it computes as before.
+
+    Returns False, and leaves the model as it is, if its attention is of another kind, or a test of the kernels fails on this device.
+    """
+    if not model._supports_flex_attn or model.config.get_text_config()._attn_implementation != "sdpa":
+        return False
+    try:
+        error = _error(model, device)
+    except Exception as failed:  # of torch's compiler, of Triton, or of a C compiler that is missing
+        log.warning("trees of tokens take a dense attention mask: FlexAttention failed: %s", failed)
+        return False
+    if not error < _TOLERANCE[model.dtype]:
+        log.warning(
+            "trees of tokens take a dense attention mask: FlexAttention differs by %.3g of the largest value", error
+        )
+        return False
+    AttentionInterface.register(_NAME, _attention)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+    model.set_attn_implementation(_NAME)
+    return True
+
+
+def _error(model: Any, device: torch.device) -> float:
+    """Return the largest difference of attention by blocks, and of its gradients, from attention with a dense mask, as a part of the largest value.
+
+    Computes random numbers of a tree with two branches, in the model's dtype and with its numbers and sizes of heads.
+    """
+    config, length = model.config.get_text_config(), 3 * BLOCK - 7
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    enters = torch.arange(length, dtype=torch.int32, device=device)[None]
+    leaves = torch.full_like(enters, length)
+    leaves[:, BLOCK : 2 * BLOCK] = 2 * BLOCK
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((1, number, length, size) for number in (heads, key_heads, key_heads))
+    *inputs, upstream = (
+        torch.randn(shape, generator=draw).to(device, model.dtype) for shape in (*shapes, (1, length, heads, size))
+    )
+    module: Any = nn.Module()
+    module.num_key_value_groups = heads // key_heads
+    outcomes = []
+    for mask in (block_mask(enters, leaves), dense_mask(enters, leaves, model.dtype)):
+        query, key, value = (one.requires_grad_() for one in inputs)
+        result, _ = _attention(module, query, key, value, mask)
+        outcomes.append((result.detach(), *torch.autograd.grad(result, (query, key, value), upstream)))
+    pairs = zip(*outcomes, strict=True)
+    return max(float((found - dense).abs().max() / dense.abs().max()) for found, dense in pairs)
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """Compute attention of query, key and value [B, heads, T, D] as [B, T, heads, D]."""
+    if not isinstance(attention_mask, BlockMask):
+        result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return result
+    num_rows, heads, width, _ = query.shape
+    inputs = [one.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for one in (query, key, value)]
+    has_gradient = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
+    flex: Any = _compiled() if query.device.type == "cuda" else flex_attention
+    with torch.set_grad_enabled(has_gradient):
+        if has_gradient:
+            # Of all three, as the kernels compute it anyway: one compiled version for every choice of adapted layers.
+            inputs = [one if one.requires_grad else one.detach().requires_grad_() for one in inputs]
+        mixed: Tensor = flex(
+            *inputs,
+            block_mask=attention_mask,
+            scale=kwargs.get("scaling"),
+            enable_gqa=True,
+            kernel_options={"BACKEND": "TRITON"},
+        )
+        return mixed.transpose(1, 2).reshape(num_rows, width, heads, -1).contiguous(), None
+
+
+@cache
+def _compiled() -> Callable[..., Any]:
+    """Compile for all lengths.
+
+    There is a version with and one without gradient, for one row and for several, and with and without `compute.deterministic`. More than the limit
+    would be an error, because the fallback has all pairs of tokens in memory.
+    """
+    torch._dynamo.config.recompile_limit = 32
+    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
