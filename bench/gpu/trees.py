@@ -23,7 +23,7 @@ REPLIES = 8
 
 def main(words: Sequence[str] = ()) -> None:
     parser = shapes.options("trees", __doc__)
-    parser.add_argument("--tokens", default="2260,16384", help="about the number of tokens of a tree")
+    parser.add_argument("--tokens", default="2260,8192", help="about the number of tokens of a tree")
     chosen = parser.parse_args(words)
     columns = ("shape", "tree", "side", "tokens computed", "ms", "peak GiB", "same bits twice")
     shapes.show(columns, _rows(chosen))

@@ -313,6 +313,12 @@ _REPORTS = {
         "The pod that reports the job to trackers, webhooks and the hub is starting; the job does not wait for it.",
         NOTHING,
     ),
+    Reason.UPLOADING: Text(
+        ReasonStage.WORKING,
+        Actor.NOBODY,
+        "The job has succeeded, and its adapters are being uploaded to the hub. Until then, at most for a day, ttlSecondsAfterFinished does not delete it.",
+        NOTHING,
+    ),
     Reason.REPORT_DELAYED: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,

@@ -67,6 +67,7 @@ class Reason(StrEnum):
     # Reports of a job to trackers and webhooks (condition Reporting).
     REPORTING = "Reporting"
     EXPORTER_STARTING = "ExporterStarting"
+    UPLOADING = "Uploading"
     REPORT_DELAYED = "ReportDelayed"
 
     # Failures of a job; final.

@@ -191,9 +191,11 @@ def engine(small_model, pool, tmp_path):
     return vllm_engine.VllmEngine(small_model, pool, frozenset({1}), tmp_path, answer_bound_s=0.01)
 
 
-@pytest.mark.parametrize(("has_gpu", "is_initialized", "nvml", "forks", "reason"), rows(__file__, "forked_engines"))
+@pytest.mark.parametrize(
+    ("has_gpu", "is_initialized", "nvml", "counted", "forks", "reason"), rows(__file__, "forked_engines")
+)
 async def test_the_first_core_is_forked_unless_cuda_is_in_use_in_the_role(
-    small_model, pool, tmp_path, monkeypatch, caplog, has_gpu, is_initialized, nvml, forks, reason
+    small_model, pool, tmp_path, monkeypatch, caplog, has_gpu, is_initialized, nvml, counted, forks, reason
 ):
     async def start(_, forks):
         started.append(forks)
@@ -203,6 +205,7 @@ async def test_the_first_core_is_forked_unless_cuda_is_in_use_in_the_role(
     monkeypatch.setattr(vllm_engine, "start_incarnation", start)
     monkeypatch.setattr(vllm_engine, "uses_gpu", lambda: has_gpu)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_initialized)
+    monkeypatch.setattr(torch.cuda, "_device_count_nvml", lambda: counted)
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", nvml)
     with caplog.at_level("INFO"):
         await engine.start()

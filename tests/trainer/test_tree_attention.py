@@ -8,6 +8,7 @@ import torch
 from tests.trainer.test_model import attach, gradients, segment
 from torch.nn.attention import flex_attention as flex
 
+from marlaas_worker.trainer import tree_attention
 from marlaas_worker.trainer.batching import collate
 from marlaas_worker.trainer.compute import deterministic
 from marlaas_worker.trainer.model import BaseModel
@@ -49,6 +50,19 @@ def test_logprobs_and_gradients_by_blocks_are_those_by_the_dense_mask(base, capl
     assert torch.allclose(base.logprobs(adapter, batch, 0.7), expected[0], atol=1e-5)
     for name, value in gradients(base, adapter, batch).items():
         assert torch.allclose(value, expected[1][name], atol=1e-5 * float(value.abs().max())), name
+
+
+def test_kernels_whose_gradients_are_no_numbers_are_not_taken(base, caplog, monkeypatch):
+    monkeypatch.setattr(flex, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(tree_attention, "flex_attention", with_gradients_without_numbers)
+    assert not attend_by_blocks(base._model, base.device)
+    assert "FlexAttention differs by nan" in caplog.text
+
+
+def with_gradients_without_numbers(query, key, value, **settings):
+    mixed = flex.flex_attention(query, key, value, **settings)
+    mixed.register_hook(lambda gradient: gradient * float("nan"))
+    return mixed
 
 
 @pytest.mark.gpu

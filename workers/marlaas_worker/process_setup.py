@@ -25,8 +25,11 @@ def ask_for_the_same_bits() -> None:
         os.environ.setdefault(name, value)
 
 
-MEMORY_SETTINGS = {"rollout": {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}, "trainer": {"THP_MEM_ALLOC_ENABLE": "1"}}
-"""By role; the libraries read them once.
+MEMORY_SETTINGS = {
+    "rollout": {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"},
+    "trainer": {"THP_MEM_ALLOC_ENABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+}
+"""By role; the libraries read them once. Inductor's processes, one for each core, would be in no plan of a trainer's memory.
 
 oneDNN keeps a kernel for each shape of a weight and number of rows, by default 1,024, which took 150 MiB in vLLM's core (docs/reference/measurements.md). Without torch's huge pages,
 glibc's heap takes half as much again as a trainer's activations (`bench/memory.py`).

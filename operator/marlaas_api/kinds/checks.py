@@ -20,12 +20,14 @@ LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj",
 
 
 _SMALL_GROUP = 4
+_LONGEST_REPOSITORY = 96
 _LEAST_BYTES, _UNITS = 2**20, "mkKi"
 
 
 def check_supported(job: RLJob) -> Iterator[Problem]:
     """Yield the features of a job that the schema allows but this version of MARLaaS does not support anywhere."""
     yield from check_agents(job.spec)
+    yield from _repositories(job)
     yield from _bytes(("spec", "environment", "memory"), job.spec.environment.memory)
 
 
@@ -44,6 +46,20 @@ def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
         )
 
 
+def _repositories(job: RLJob) -> Iterator[Problem]:
+    """Yield the names of repositories that the hub does not take."""
+    hub = job.spec.export.hub
+    trained = [agent.name for agent in job.spec.agents if agent.trainable and agent.policy is None]
+    if hub is None:
+        return
+    names = [f"{hub.repo}-{agent}" for agent in trained] if len(trained) > 1 else [hub.repo]
+    if too_long := next((name for name in names if len(name) > _LONGEST_REPOSITORY), None):
+        text = f"the repository {too_long} has {len(too_long)} characters; the hub takes at most {_LONGEST_REPOSITORY}"
+        yield Problem(("spec", "export", "hub", "repo"), text)
+    if hub.repo.endswith(".git"):
+        yield Problem(("spec", "export", "hub", "repo"), "the hub takes no name that ends with .git")
+
+
 def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:
     """Yield a problem for less than 1 MiB: a forgotten unit, or the suffix m, which is a thousandth."""
     if amount is not None and quantity(amount) < _LEAST_BYTES:
@@ -54,7 +70,7 @@ def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:
 def check_cluster(job: RLJob) -> Iterator[Problem]:
     """Yield what a cluster needs of a job and `marlaas run` does not."""
     if job.spec.export.hub is not None and job.spec.export.hub.token_secret_ref is None:
-        text = "a cluster takes the hub's token from a Secret of the job's namespace; add tokenSecretRef: {name, key}"
+        text = "a cluster takes the hub's token from a Secret of the job's namespace, and refuses the job without; add tokenSecretRef: {name, key}"
         yield Problem(("spec", "export", "hub"), text)
 
 

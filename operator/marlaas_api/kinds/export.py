@@ -54,7 +54,11 @@ class HubExport(Spec):
 
     repo: Annotated[
         str,
-        matching(r"^[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*$", "a repository of the hub: OWNER/NAME", 96),
+        matching(
+            r"^[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*/[A-Za-z0-9_]+([.-][A-Za-z0-9_]+)*$",
+            "a repository of the hub: OWNER/NAME, of letters, digits, and single - and . between them",
+            96,
+        ),
     ] = Field(
         description="Repository, OWNER/NAME; made if it does not exist. Of a job with several trained agents, each has a repository OWNER/NAME-AGENT."
     )

@@ -59,6 +59,14 @@ def _patience_s(export: ExportSettings) -> float:
     return END_S if export.remote_hub is None else HUB_S
 
 
+def is_uploading(snapshot: JobSnapshot, now: float) -> bool:
+    """Return whether the job has succeeded and the hub may still get its adapters."""
+    document, progress = snapshot.own_document, snapshot.own_progress
+    if document is None or progress is None or document.spec.export.remote_hub is None:
+        return False
+    return progress.phase is Phase.SUCCEEDED and bool(wanted(snapshot, now))
+
+
 def _has_ended(snapshot: JobSnapshot) -> bool:
     """Return whether every destination has everything of a job that has ended or is suspended."""
     report, progress = snapshot.own_report, snapshot.own_progress
@@ -130,6 +138,8 @@ def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
         return ConditionState(REPORTING, False, Reason.REPORT_DELAYED, fault.message)
     if report is None or not any(pod.ready for pod in snapshot.exporter_pods):
         return ConditionState(REPORTING, False, Reason.EXPORTER_STARTING, "the pod that reports the job is starting")
+    if is_uploading(snapshot, now):
+        return ConditionState(REPORTING, False, Reason.UPLOADING, "the adapters are being uploaded to the hub")
     return ConditionState(
         REPORTING, True, Reason.REPORTING, "trackers, webhooks and hub have all that the job has made so far"
     )

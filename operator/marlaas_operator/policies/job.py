@@ -270,10 +270,12 @@ def _with_status(plan: Plan, snapshot: JobSnapshot, after: Mapping[str, Any] | N
 
 
 def _expires_s(snapshot: JobSnapshot, now: float) -> float | None:
-    """Return the seconds until an ended job is to be deleted; None: no ttl, not ended, or unknown."""
+    """Return the seconds until an ended job is to be deleted; None: no ttl, not ended, still uploading its adapters, or unknown."""
     ttl = snapshot.job.spec.ttl_seconds_after_finished if snapshot.job is not None else None
     finished_at = unix_seconds((snapshot.status or {}).get("finishedAt"))
-    return None if ttl is None or finished_at is None or not _has_ended(snapshot) else finished_at + ttl - now
+    if ttl is None or finished_at is None or not _has_ended(snapshot) or exporter.is_uploading(snapshot, now):
+        return None
+    return finished_at + ttl - now
 
 
 def _has_ended(snapshot: JobSnapshot) -> bool:

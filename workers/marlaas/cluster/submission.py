@@ -10,6 +10,7 @@ from marlaas.cluster.errors import AccessDenied, ObjectMissing, Refused
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.manifest.findings import Finding, InvalidManifest, Placed, Source
 from marlaas_api.kinds import Kind, RLJob
+from marlaas_api.kinds.checks import check_cluster
 from marlaas_api.kinds.problems import Loc, Problem
 
 _STEP = re.compile(r"\[(?P<index>\d+)\]|\[(?P<key>[^\]]*)\]|(?P<name>[^.\[\]]+)")
@@ -47,10 +48,12 @@ def submit(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[Applied]:
 
 
 def preview(kubectl: Kubectl, placed: Sequence[Placed[Kind]]) -> list[dict[str, Any]]:
-    """Dry-run every object and return the API server's results. Raises InvalidManifest with all rejections."""
+    """Dry-run every object and return the API server's results. Raises InvalidManifest with all rejections, and with what a cluster's operator refuses."""
     previews: list[dict[str, Any]] = []
     findings: list[Finding] = []
     for one in placed:
+        if isinstance(one.object, RLJob):
+            findings += one.source.findings(check_cluster(one.object))
         try:
             previews.append(kubectl.apply(one.source.body, dry_run=True))
         except (Refused, AccessDenied, ObjectMissing) as error:

@@ -7,6 +7,7 @@ So only the published versions of this very job are sent, to an inbox of this jo
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from marlaas_api import subjects
 from marlaas_api.bucket_cache import BucketCache
@@ -22,7 +23,7 @@ from marlaas_worker.role import RoleContext
 
 MAX_READS = 4
 _MOST_MANIFESTS = 64
-_RETRY_S = 1.0
+_RETRY_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 log = logging.getLogger(__name__)
 
@@ -47,19 +48,23 @@ class PublishedAdapters:
         self._manifests: dict[tuple[JobRef, str, int], Manifest] = {}
 
     async def serve(self) -> None:
-        """Answer requests until cancelled."""
-        await patiently(self._listen, "listening to exporters", _RETRY_S)
+        """Answer requests until cancelled.
 
-    async def _listen(self) -> None:
+        Whatever prevents it, such as a credential of an earlier release, is told and tried again: training does not depend on it.
+        """
         async with asyncio.TaskGroup() as answers:
+            what = "listening to exporters"
+            listening = partial(self._listen, answers)
+            await patiently(listening, what, _RETRY_S, longest_s=_LONGEST_PAUSE_S, retried=lambda _: True)
 
-            async def begin(request: Request) -> None:
-                if request.subject not in self._in_work:  # else the exporter repeats it
-                    self._in_work.add(request.subject)
-                    answers.create_task(self._answer(request), name=f"answer {request.subject}")
+    async def _listen(self, answers: asyncio.TaskGroup) -> None:
+        async def begin(request: Request) -> None:
+            if request.subject not in self._in_work:  # else the exporter repeats it
+                self._in_work.add(request.subject)
+                answers.create_task(self._answer(request), name=f"answer {request.subject}")
 
-            async with self._context.bus.listen(subjects.export("*", "*"), begin):
-                await asyncio.Event().wait()
+        async with self._context.bus.listen(subjects.export("*", "*"), begin):
+            await asyncio.Event().wait()
 
     async def _answer(self, request: Request) -> None:
         try:
@@ -70,6 +75,8 @@ class PublishedAdapters:
                 self._in_work.discard(request.subject)  # before the answer, upon which the next request comes
             if part is not None:
                 await self._context.bus.send(request.reply, encode(part))
+        except Unreadable as error:
+            log.debug("ignored a request on %s: %s", request.subject, error)  # a tenant may send any number of them
         except Exception:  # tenants write requests, and the orchestrator would end for all of them
             log.exception("a request on %s is not answered", request.subject)
 
@@ -77,7 +84,7 @@ class PublishedAdapters:
         """Return the answer; None to a request of another job, or with a foreign reply subject."""
         is_own = request.subject == subjects.export(wanted.namespace, wanted.job)
         if not is_own or not subjects.is_reply_of(wanted.namespace, wanted.job, request.reply):
-            log.error("ignored a request on %s that names another job or reply subject", request.subject)
+            log.debug("ignored a request on %s that names another job or reply subject", request.subject)
             return None
         try:
             async with self._reads:

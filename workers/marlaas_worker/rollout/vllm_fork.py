@@ -30,8 +30,14 @@ def obstacle() -> str:
     """Return why a core process that uses a GPU cannot be forked from this process; empty if it can."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "CUDA is initialized in the role"
-    asks_cuda = os.environ.get(_LOOKS_BY_NVML) != "1"
-    return f"{_LOOKS_BY_NVML} is not 1, so torch has asked CUDA for GPUs in the role" if asks_cuda else ""
+    if os.environ.get(_LOOKS_BY_NVML) != "1":
+        return f"{_LOOKS_BY_NVML} is not 1, so torch has asked CUDA for GPUs in the role"
+    cannot_count = torch.cuda._device_count_nvml() < 0  # as of a part of a card (MIG); torch then asks CUDA
+    return (
+        "the driver's management library cannot count the GPUs, so torch has asked CUDA in the role"
+        if cannot_count
+        else ""
+    )
 
 
 @contextmanager

@@ -80,9 +80,9 @@ class BaseModel:
         dtype = dtype or DTYPES[choose_dtype("auto", self.device.type != "cpu")]
         self._adopt(load_base_model(Path(path), dtype).to(self.device), activation_bytes)
         check_head(self._model, self._name)
-        self._by_blocks = self.device.type == "cuda" and attend_by_blocks(self._model, self.device)
         with torch.no_grad():
             shares = shares_prefixes(self._model.config, lambda batch: self.logprobs(None, batch, 1.0))
+        self._by_blocks = shares and self.device.type == "cuda" and attend_by_blocks(self._model, self.device)
         self.pairs_per_token = 6 * int(self._model.config.get_text_config().hidden_size) if shares else 0
 
     def _adopt(self, model: Any, activation_bytes: int | None) -> None:

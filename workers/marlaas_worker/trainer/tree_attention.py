@@ -9,6 +9,7 @@ A micro-batch has three numbers of each token for it (`batching.TokenTrees`). At
   queries, without atomics. So deterministic jobs use it too.
 """
 
+import itertools
 import logging
 import math
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+
+from marlaas_worker.trainer.compute import deterministic
 
 log = logging.getLogger(__name__)
 
@@ -90,35 +93,42 @@ def attend_by_blocks(model: Any, device: torch.device) -> bool:
     AttentionInterface.register(_NAME, _attention)
     AttentionMaskInterface.register(_NAME, sdpa_mask)
     model.set_attn_implementation(_NAME)
-    return True
+    return bool(model.config.get_text_config()._attn_implementation == _NAME)
 
 
 def _error(model: Any, device: torch.device) -> float:
     """Return the largest difference of attention by blocks, and of its gradients, from attention with a dense mask, as a part of the largest value.
 
-    Computes random numbers of a tree with two branches, in the model's dtype and with its numbers and sizes of heads.
+    Computes random numbers of trees with two branches in one row and in two, in the model's dtype, with its numbers and sizes of heads,
+    by the fastest kernels and by deterministic ones: all that training compiles. NaN if a number of either is.
     """
     config, length = model.config.get_text_config(), 3 * BLOCK - 7
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    enters = torch.arange(length, dtype=torch.int32, device=device)[None]
-    leaves = torch.full_like(enters, length)
-    leaves[:, BLOCK : 2 * BLOCK] = 2 * BLOCK
-    draw = torch.Generator().manual_seed(0)
-    shapes = ((1, number, length, size) for number in (heads, key_heads, key_heads))
-    *inputs, upstream = (
-        torch.randn(shape, generator=draw).to(device, model.dtype) for shape in (*shapes, (1, length, heads, size))
-    )
+    key_size = getattr(config, "qk_head_dim", None) or size
+    value_size = getattr(config, "v_head_dim", None) or size
     module: Any = nn.Module()
     module.num_key_value_groups = heads // key_heads
-    outcomes = []
-    for mask in (block_mask(enters, leaves), dense_mask(enters, leaves, model.dtype)):
-        query, key, value = (one.requires_grad_() for one in inputs)
-        result, _ = _attention(module, query, key, value, mask)
-        outcomes.append((result.detach(), *torch.autograd.grad(result, (query, key, value), upstream)))
-    pairs = zip(*outcomes, strict=True)
-    return max(float((found - dense).abs().max() / dense.abs().max()) for found, dense in pairs)
+    errors = []
+    for num_rows, is_deterministic in itertools.product((1, 2), (False, True)):
+        enters = torch.arange(num_rows * length, dtype=torch.int32, device=device).view(num_rows, length)
+        leaves = (enters[:, :1] + length).repeat(1, length)
+        leaves[:, BLOCK : 2 * BLOCK] = enters[:, :1] + 2 * BLOCK
+        draw = torch.Generator().manual_seed(0)
+        shapes = ((heads, length, key_size), (key_heads, length, key_size), (key_heads, length, value_size))
+        *inputs, upstream = (
+            torch.randn((num_rows, *shape), generator=draw).to(device, model.dtype)
+            for shape in (*shapes, (length, heads, value_size))
+        )
+        outcomes = []
+        for mask in (block_mask(enters, leaves), dense_mask(enters, leaves, model.dtype)):
+            query, key, value = (one.requires_grad_() for one in inputs)
+            with deterministic(is_deterministic):
+                result, _ = _attention(module, query, key, value, mask, scaling=key_size**-0.5)
+                outcomes.append((result.detach(), *torch.autograd.grad(result, (query, key, value), upstream)))
+        errors += [(found - dense).abs().max() / dense.abs().max() for found, dense in zip(*outcomes, strict=True)]
+    return float(torch.stack(errors).max())  # unlike Python's, this maximum is NaN if a number is
 
 
 def _attention(
@@ -153,5 +163,7 @@ def _compiled() -> Callable[..., Any]:
     There is a version with and one without gradient, for one row and for several, and with and without `compute.deterministic`. More than the limit
     would be an error, because the fallback has all pairs of tokens in memory.
     """
-    torch._dynamo.config.recompile_limit = 32
-    return torch.compile(flex_attention, dynamic=True, fullgraph=True)
+    # The limit of torch's settings would hold for this thread only; layers are recomputed in autograd's own.
+    compiled: Any = torch.compile  # whose declared types lack the limit
+    found: Callable[..., Any] = compiled(flex_attention, dynamic=True, fullgraph=True, recompile_limit=32)
+    return found
