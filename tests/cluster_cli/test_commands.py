@@ -109,6 +109,12 @@ def test_validate_asks_the_server_and_changes_nothing(shell):
     assert said.code == 2
     fixed = "Invalid value: cannot change once the job exists; delete the job and create a new one"
     assert said.err.strip() == f"job.yaml:6: spec.environment: the API server rejects this: {fixed}"
+    said = shell.run(
+        "submit", shell.write(shell.job.replace("name: sums", "name: new") + "  export: {hub: {repo: a/b}}")
+    )
+    assert (said.code, "spec.export.hub: a cluster takes the hub's token from a Secret" in said.err) == (2, True)
+    assert '"new"' not in shell.kubectl("get", "rljobs", "--output=json"), "nothing is applied"
+    shell.write(shell.job.replace("name: reverse", "name: calculator"))
     as_json = shell.run("validate", "--server", "--json", "job.yaml")
     assert json.loads(as_json.out)["errors"][0]["line"] == 6
 

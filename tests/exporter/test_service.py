@@ -12,6 +12,8 @@ from tests.tables import data
 
 from marlaas.trackers.seam import End, MemoryTracker
 from marlaas_api import subjects
+from marlaas_api.bus import BusRefused
+from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import AdapterRequest, EvalRecord, ExportReport, Phase, PolicyRecord
 from marlaas_api.wire import encode
 from marlaas_worker.exporter import downloads
@@ -203,10 +205,21 @@ async def test_an_adapter_is_uploaded_once_over_kills_a_refusal_and_a_damaged_do
 
 
 async def test_the_orchestrator_sends_an_adapter_only_to_its_own_job_and_what_the_job_publishes(scene, monkeypatch):
+    """It goes on although the bus refuses it once, as with the credential of an earlier release."""
+    refused, listen = [], MemoryBus.listen
+
+    def refused_once(bus, subject, *arguments):
+        if subject.startswith("export.") and not refused:
+            refused.append(subject)
+            raise BusRefused("no permission")
+        return listen(bus, subject, *arguments)
+
+    monkeypatch.setattr(MemoryBus, "listen", refused_once)
     await scene.succeed_with_adapters()
     own = AdapterRequest(**identity(scene.document), agent="policy", version=1)
     async with scene.role("orchestrator", serve):
         assert (await downloads.ask(scene.bus, own)).files.keys() == ADAPTER.keys()
+        assert refused
         file = {"file": "adapter_config.json"}
         for change in ({"uid": "old"}, {"agent": "critic"}, {"version": 2}, {"file": "../x"}, {**file, "offset": -1}):
             with pytest.raises(downloads.NotFetched, match=r"not exist any more|publishes no such|no such file"):

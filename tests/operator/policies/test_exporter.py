@@ -4,7 +4,7 @@ import pytest
 from tests.operator.policies import scenes
 
 from marlaas_operator.manifests.exporter import Exporter, exporter_objects
-from marlaas_operator.plan import Apply, Delete
+from marlaas_operator.plan import Apply, Delete, DeleteObject
 from marlaas_operator.policies.job import plan_job
 
 
@@ -30,7 +30,9 @@ def test_the_exporter_is_there_while_it_has_something_to_report_and_the_status_t
     assert did == {"makes": made, "keeps": [], "removes": [("Delete", "Deployment")]}[acts]
     assert [f"{one} {reason}" for one, reason, _ in condition(plan)] == ([status] if status else [])
     assert words in "".join(text for *_, text in condition(plan))
-    assert not any(isinstance(one, Apply | Delete) for one in plan.actions), "the sandbox is as it should be"
+    assert not any(isinstance(one, Apply | Delete | DeleteObject) for one in plan.actions), (
+        "the rest is as it should be"
+    )
     assert (plan.status or {}).get("sandboxCrashes") is None
     listed = (plan.status or {}).get("trackers")
     assert listed in (None, [{"name": "mlflow", "url": "https://mlflow.example/#/runs/1"}])
