@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -67,8 +68,15 @@ class _Handler(BaseHTTPRequestHandler):
         with self.bucket.lock:
             self.bucket.asked[self.command] += 1
             status, content = self._refused() or self._answer(unquote(url.path), query, body)
+        tag, total = _tag(content), len(content)
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if wanted is not None and self.command == "GET" and status == 200:
+            first, last = int(wanted[1]), min(int(wanted[2]), total - 1)
+            status, content = 206, content[first : last + 1]
         self.send_response(status)
-        self.send_header("ETag", f'"{_tag(content)}"')
+        if status == 206:
+            self.send_header("Content-Range", f"bytes {first}-{last}/{total}")
+        self.send_header("ETag", f'"{tag}"')
         self.send_header("Last-Modified", "Sat, 21 Nov 2026 09:00:00 GMT")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()

@@ -15,6 +15,7 @@ from marlaas_api.messages.episodes import Choice, Ending, Episode, FaultClass, T
 from marlaas_api.messages.exports import AdapterFile, AdapterPart, AdapterRequest, DestinationReport, ExportReport
 from marlaas_api.messages.groups import (
     AgentClosed,
+    DataPosition,
     EvaluationBegun,
     GroupDecided,
     GroupOutcome,
@@ -88,6 +89,7 @@ __all__ = [
     "CancelRequest",
     "ChatMessage",
     "Choice",
+    "DataPosition",
     "DestinationReport",
     "Difficulty",
     "Ending",
