@@ -40,6 +40,11 @@ class StopReason(StrEnum):
     CONTEXT = "context"
 
 
+def hub_repository(repository: str, agent: str, num_trained: int) -> str:
+    """Return the hub's repository of an agent's adapter, of a job with `num_trained` trained agents whose `export.hub.repo` this is."""
+    return repository if num_trained == 1 else f"{repository}-{agent}"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class JobRef:
     """Identity of one RLJob. The uid separates a job from an earlier one of the same name."""

@@ -47,17 +47,13 @@ def check_supported_pool(pool: ModelPool) -> Iterator[Problem]:
 
 
 def _repositories(job: RLJob) -> Iterator[Problem]:
-    """Yield the names of repositories that the hub does not take."""
-    hub = job.spec.export.hub
-    trained = [agent.name for agent in job.spec.agents if agent.trainable and agent.policy is None]
-    if hub is None:
-        return
-    names = [f"{hub.repo}-{agent}" for agent in trained] if len(trained) > 1 else [hub.repo]
-    if too_long := next((name for name in names if len(name) > _LONGEST_REPOSITORY), None):
-        text = f"the repository {too_long} has {len(too_long)} characters; the hub takes at most {_LONGEST_REPOSITORY}"
-        yield Problem(("spec", "export", "hub", "repo"), text)
-    if hub.repo.endswith(".git"):
-        yield Problem(("spec", "export", "hub", "repo"), "the hub takes no name that ends with .git")
+    """Yield the repositories whose names match the schema, and that the hub does not take."""
+    for name in job.spec.hub_repositories:
+        if len(name) > _LONGEST_REPOSITORY:
+            text = f"the repository {name} has {len(name)} characters; the hub takes at most {_LONGEST_REPOSITORY}"
+            yield Problem(("spec", "export", "hub", "repo"), text)
+        elif name.endswith(".git"):
+            yield Problem(("spec", "export", "hub", "repo"), f"the hub takes no name that ends with .git: {name}")
 
 
 def _bytes(loc: Loc, amount: str | None) -> Iterator[Problem]:

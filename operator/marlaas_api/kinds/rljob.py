@@ -10,6 +10,7 @@ from marlaas_api.kinds.environment import EnvironmentSpec
 from marlaas_api.kinds.export import ExportSpec
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, RolloutSpec, TrainingSpec
+from marlaas_api.names import hub_repository
 
 _TEN_YEARS_S = 315_360_000
 _NAMED_AGENTS = (
@@ -90,7 +91,7 @@ class RLJobSpec(Spec):
         None,
         ge=0,
         le=_TEN_YEARS_S,
-        description="Delete the object this many seconds after the job has finished. Absent: never.",
+        description="Delete the object this many seconds after the job has finished; an upload to the hub is waited for, at most a day. Absent: never.",
     )
 
     backoff_limit: int = Field(
@@ -116,6 +117,12 @@ class RLJobSpec(Spec):
         return tuple(
             (at, agent) for at, agent in enumerate(self.agents) if agent.policy is None and self.pool_of(agent) == pool
         )
+
+    @property
+    def hub_repositories(self) -> tuple[str, ...]:
+        """The hub's repositories to which the job's adapters are uploaded; empty without `export.hub`."""
+        hub, trained = self.export.hub, [one.name for one in self.agents if one.trainable and one.policy is None]
+        return () if hub is None else tuple(hub_repository(hub.repo, name, len(trained)) for name in trained)
 
     @property
     def called_agents(self) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from marlaas_api.messages.agent_settings import (
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
 from marlaas_api.messages.training_settings import ReferenceSettings, TrainingSettings
-from marlaas_api.names import MAX_TURNS_FACTOR, eval_index, group_token
+from marlaas_api.names import MAX_TURNS_FACTOR, eval_index, group_token, hub_repository
 from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
@@ -199,10 +199,6 @@ class HubExportSettings(SpecPart):
     private: bool = True
     token_secret_ref: SecretKey | None = None
 
-    def repository(self, agent: str, num_trained: int) -> str:
-        """Return the repository of an agent's adapter."""
-        return self.repo if num_trained == 1 else f"{self.repo}-{agent}"
-
 
 class ExportSettings(SpecPart):
     """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path`."""
@@ -255,7 +251,7 @@ class JobSpec(SpecPart):
     def hub_repositories(self) -> dict[str, str]:
         """The hub's repository of each trained agent's adapter by the agent's name; empty without `export.hub`."""
         hub, trained = self.export.hub, [one.name for one in self.policies if one.trainable]
-        return {} if hub is None else {name: hub.repository(name, len(trained)) for name in trained}
+        return {} if hub is None else {name: hub_repository(hub.repo, name, len(trained)) for name in trained}
 
     @property
     def teacher(self) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from marlaas.cluster.errors import AccessDenied, ObjectMissing
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.views import MODELPOOLS, RLJOBS, seconds
-from marlaas.local.estimates import Estimate, Rates, divided, each, estimate, like, numbers
+from marlaas.local.estimates import Estimate, Rates, estimate, like, per_episode, planned, work_by_part
 from marlaas_api.documents import job_document, pool_spec
 from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.problems import InvalidObject, parse
@@ -66,7 +66,7 @@ def _measured(job: JobDocument, pool: PoolSpec, used: UsageAmounts, at: float) -
         engine_s=(1 - share) * used.engine_s,
         trainer_s=used.trainer_s,
     )
-    work = each(divided(trained, evaluated, used.admitted_s), numbers(job.spec))
+    work = per_episode(work_by_part(trained, evaluated, used.admitted_s), planned(job.spec))
     return Rates(like=like(job, pool, _machine(_pool_of(job))), at=at, **work)
 
 

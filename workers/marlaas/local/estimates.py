@@ -109,11 +109,6 @@ class Estimate:
     is_shared: bool = False
 
 
-def this_machine() -> str:
-    """Return what rates of this machine depend on."""
-    return f"{os.cpu_count()} CPUs{', a GPU' if has_gpu() else ''}"
-
-
 def like(job: JobDocument, pool: PoolSpec, machine: str | None = None) -> Like:
     """Return what the rates of a job depend on. pool: of its first policy. machine: None is this one."""
     spec = job.spec
@@ -124,7 +119,7 @@ def like(job: JobDocument, pool: PoolSpec, machine: str | None = None) -> Like:
         if one.environment is not None
     ]
     return Like(
-        machine=machine or this_machine(),
+        machine=machine or f"{os.cpu_count()} CPUs{', a GPU' if has_gpu() else ''}",
         model=pool.model.model_dump_json(exclude_none=True),
         engine=f"{pool.rollout.engine} x{pool.rollout.replicas}, trainers x{pool.trainer.replicas}",
         tasks=hashlib.sha256(json.dumps(environments, sort_keys=True).encode()).hexdigest()[:16],
@@ -144,7 +139,7 @@ def measured(result: JobResult, pool: PoolSpec, num_jobs: int, now: float) -> Ra
     demonstrated = [step for step in result.steps if step.is_demonstrated]
     row_s = min(sum(one.wall_s for one in demonstrated), progress.admitted_s)
     trained, evaluated = _sum(one.usage for one in sampled), _sum(one.usage for one in result.evals)
-    work = divided(trained, evaluated, progress.admitted_s - row_s)
+    work = work_by_part(trained, evaluated, progress.admitted_s - row_s)
     work["demonstration"] = Work(seconds=row_s, trainer_s=_sum(one.usage for one in demonstrated).trainer_s)
     alone = {part: one.model_copy(update={"seconds": one.seconds / num_jobs}) for part, one in work.items()}
     num = {
@@ -152,23 +147,23 @@ def measured(result: JobResult, pool: PoolSpec, num_jobs: int, now: float) -> Ra
         "training": len(sampled) * spec.training.groups_per_step * spec.group_size,
         "evaluation": len(result.evals) * spec.evaluation.num_episodes,
     }
-    return Rates(like=like(result.document, pool), at=now, **each(alone, num))
+    return Rates(like=like(result.document, pool), at=now, **per_episode(alone, num))
 
 
-def divided(trained: UsageAmounts, evaluated: UsageAmounts, seconds: float) -> dict[str, Work]:
+def work_by_part(trained: UsageAmounts, evaluated: UsageAmounts, seconds: float) -> dict[str, Work]:
     """Divide a time among training and evaluations by the seconds that engine and trainer worked for each: they go on at the same time."""
     busy_s = trained.engine_s + trained.trainer_s + evaluated.engine_s
     stretch = seconds / busy_s if busy_s else 0.0
     return {"training": _work(trained, stretch), "evaluation": _work(evaluated, stretch)}
 
 
-def each(work: Mapping[str, Work], num: Mapping[str, int]) -> dict[str, Work]:
-    """Return the work of one episode or row of each part that has any. num: of them, by part."""
+def per_episode(work: Mapping[str, Work], num: Mapping[str, int]) -> dict[str, Work]:
+    """Return the work of one episode, or row, of each part that has any. num: of them, by part."""
     return {part: one.times(1 / num[part]) for part, one in work.items() if num[part]}
 
 
-def numbers(spec: JobSpec) -> dict[str, int]:
-    """Return how many rows and episodes a job has, by part."""
+def planned(spec: JobSpec) -> dict[str, int]:
+    """Return how many rows and episodes a job is to play, by part."""
     demonstrated = min(spec.demonstrated_steps, spec.training.steps)
     return {
         "demonstration": demonstrated * spec.rows_per_step,
@@ -179,7 +174,7 @@ def numbers(spec: JobSpec) -> dict[str, int]:
 
 def estimate(job: JobDocument, pool: PoolSpec, known: Sequence[Rates], machine: str | None = None) -> Estimate:
     """Return what a job takes alone, from the newest rates that are like it and have all its parts. Arguments as in `like`."""
-    spec, wanted, num = job.spec, like(job, pool, machine), numbers(job.spec)
+    spec, wanted, num = job.spec, like(job, pool, machine), planned(job.spec)
     most = num["training"] * spec.rollout.max_tokens
     most += _num_evaluations(spec) * sum(
         suite.tasks * suite.samples * (suite.max_tokens or spec.rollout.max_tokens) for suite in spec.evaluation.plan

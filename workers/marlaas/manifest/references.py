@@ -23,7 +23,6 @@ from marlaas_api.kinds import ModelPool, RLJob
 from marlaas_api.kinds.agent import AdapterSpec, AgentSpec, InitFrom
 from marlaas_api.kinds.problems import Loc, Problem
 from marlaas_api.kinds.training import EvaluationSpec, SuiteSpec
-from marlaas_api.messages.job_spec import HubExportSettings
 from marlaas_worker.peft_config import other_base, unsupported_fields
 
 TIMEOUT_S = 120.0
@@ -148,7 +147,7 @@ def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
     first: dict[Path, Placed[RLJob]] = {}
     owners: dict[str, Placed[RLJob]] = {}
     for job in jobs:
-        for repository in _repositories(job.object):
+        for repository in job.object.spec.hub_repositories:
             there = owners.setdefault(repository, job)
             if there is not job:
                 text = f"{repository} is also a repository of the job at {there.place}; choose another"
@@ -165,13 +164,6 @@ def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
         )
         if why is not None:
             yield job.source.finding(Problem(("spec", "export", "path"), f"{target} {why}"))
-
-
-def _repositories(job: RLJob) -> list[str]:
-    """Return the repositories of the hub to which a job's adapters are uploaded."""
-    hub = job.spec.export.hub
-    trained = [agent.name for agent in job.spec.agents if agent.trainable and agent.policy is None]
-    return [] if hub is None else [HubExportSettings(repo=hub.repo).repository(name, len(trained)) for name in trained]
 
 
 def adapter_shape(given: Path) -> tuple[int, int]:
