@@ -322,7 +322,7 @@ _REPORTS = {
     Reason.REPORT_DELAYED: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "A tracker, a webhook or the hub takes nothing, or the pod that reports to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
+        "A tracker, a webhook or the hub is away or refuses what it is sent, or the pod that sends to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
         "Check the content of the Secrets that spec.export names, and whether the tracker or hub is up. For another egress or Secret, create a new job.",
     ),
 }

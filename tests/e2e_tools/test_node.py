@@ -1,4 +1,4 @@
-"""What this machine's node does itself: NetworkPolicy objects become nftables rules."""
+"""The e2e's node makes nftables rules of NetworkPolicy objects."""
 
 from typing import Any
 

@@ -126,7 +126,8 @@ async def test_an_agent_whose_trainer_goes_within_a_step_is_continued(undisturbe
     job = team(steps=4)
     async with Loop({"tiny": tiny_model}, tmp_path, trainers=3) as loop:
         await loop.submit(job)
-        await loop.until(lambda: bool(loop.deaths), JOB_S)  # its lease is released by nobody, and its report expires:
+        await loop.until(lambda: bool(loop.deaths), JOB_S)
+        # The dead trainer releases no lease; the others wait until its report has expired.
         await (await loop.bus.bucket(subjects.REPLICAS)).delete(subjects.replica_key("trainer", "tiny", holders[2]))
         ended, epoch = await loop.ended(job), (await loop.record(job, "verifier")).epoch
     assert ended.progress.phase is Phase.SUCCEEDED, ended.progress.message

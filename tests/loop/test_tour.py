@@ -1,4 +1,4 @@
-"""What a person sees of one real run (`tour`): a job learns, nothing is lost or doubled by kills, and everything looked for is there."""
+"""One real run (`tour`) as a person sees it: a job learns, kills lose and double nothing, and every command finds what it shows."""
 
 import hashlib
 

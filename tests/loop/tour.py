@@ -66,7 +66,7 @@ def small_job(name, steps):
 
 @dataclass
 class Tour:
-    """What a tour has seen.
+    """Outputs and results of a tour.
 
     lines: of the first run. code: its exit code. said: what commands printed, by their names. killed: in this order. followed: steps of
     `reverse` that were read while the second run went on. summary: its jobs.

@@ -1,4 +1,7 @@
-"""What the exporter of a job reports to the operator and asks of the orchestrator. A pod in the tenant's namespace writes it: readers bound and check it."""
+"""Messages of a job's exporter: its report to the operator, and its requests to the orchestrator for files of adapters.
+
+The exporter runs in the tenant's namespace, so readers bound and check what it writes.
+"""
 
 from pydantic import Field
 

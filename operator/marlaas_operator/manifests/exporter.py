@@ -134,7 +134,7 @@ def _pod(exporter: Exporter, installation: Installation) -> Part:
 
 
 def _token(hub: HubExportSettings | None) -> list[Volume]:
-    """Return the volume with the hub's token. Without the Secret the pod runs, and the exporter says what is missing."""
+    """Return the volume with the hub's token. The pod also runs without the Secret; the exporter then reports that it is missing."""
     if hub is None or (ref := hub.token_secret_ref) is None:
         return []
     mounted = pods.secret("hub", _HUB, ref.name)
