@@ -84,7 +84,7 @@ def document(number: int) -> JobDocument:
 async def fill(bus: Bus, job: JobDocument, num_steps: int) -> None:
     """Write the log of all steps, the records of all but the last, and the ledger."""
     names = {"namespace": job.namespace, "job": job.job, "uid": job.uid}
-    subject = subjects.group(job.namespace, job.job)
+    subject = subjects.job_log(job.namespace, job.job)
     for step in range(num_steps):
         indices = tuple(range(step * GROUPS_PER_STEP, (step + 1) * GROUPS_PER_STEP))
         for position, index in enumerate(indices):
@@ -142,7 +142,7 @@ async def times(context: RoleContext, jobs: Sequence[JobDocument], num_steps: in
 
     async def bind(job: JobDocument) -> None:
         inbox = StepInbox(num_steps - 2, num_steps - 1)
-        for stored in await context.bus.replay(subjects.GROUPS, subjects.group(job.namespace, job.job)):
+        for stored in await context.bus.replay(subjects.GROUPS, subjects.job_log(job.namespace, job.job)):
             entry = decode(stored.data)
             if isinstance(entry, GroupDecided):
                 inbox.add(entry.ready[0])

@@ -138,7 +138,7 @@ class Played:
             end = AgentClosed(**ids, agent="policy", step=step, base_version=record.version, num_groups=1)
             decided = GroupDecided(**ids, step=step, index=group.index, ready=(group,))
             for message in (decided, StepClosed(**ids, step=step, parts=(end,))):
-                await self._bus.publish(subjects.group("bench", self.document.job), wire.encode(message))
+                await self._bus.publish(subjects.job_log("bench", self.document.job), wire.encode(message))
             self._spent.seconds["played roles"] += time.thread_time() - began
         await self._version(steps.stop)
 

@@ -116,8 +116,8 @@ def episode(namespace: str, job: str) -> str:
     return f"episode.{namespace}.{job}"
 
 
-def group(namespace: str, job: str) -> str:
-    """Subject of a job's log: what is issued, groups assigned to steps, and closed steps, in order."""
+def job_log(namespace: str, job: str) -> str:
+    """Subject of a job's log: the tasks issued, the groups decided and the steps closed, in order."""
     return f"group.{namespace}.{job}"
 
 

@@ -36,7 +36,7 @@ def names(user: SandboxUser) -> list[str]:
         subjects.generation(ns, job, "policy"),
         subjects.turn(ns, job, "u-t0-0-1", 0),
         subjects.episode(ns, job),
-        subjects.group(ns, job),
+        subjects.job_log(ns, job),
         subjects.step(ns, job, user.uid, 0),
         subjects.evaluation(ns, job, user.uid, 0),
         subjects.export(ns, job),

@@ -321,7 +321,7 @@ async def test_every_role_of_the_platform_may_do_its_work(harness):
     await rollout.publish(subjects.turn("team-a", "mine", "u1-t0-0-1", 0), b"turn", expect_last=0)
     await rollout.publish(subjects.event("team-a", "mine", "rollout"), b"event", message_id="told")
     assert len(await rollout.replay(subjects.TURNS, subjects.turn("team-a", "mine", "u1-t0-0-1", "*"))) == 1
-    await harness.owner.publish(subjects.group("team-a", "mine"), b"group", expect_last=0)
+    await harness.owner.publish(subjects.job_log("team-a", "mine"), b"group", expect_last=0)
     groups = await trainer.consumer(subjects.GROUPS, consumer(MINE, "policy", "trainer"), "group.team-a.mine")
     (delivery,) = await groups.fetch(1, 10)
     await delivery.ack()

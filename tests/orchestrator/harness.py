@@ -33,7 +33,7 @@ from tests import virtual_time
 
 ADMITTED = "orchestrator.admit.after_progress"
 """Passed once in a job's life; the other seams again and again."""
-_SEAMS = "issue.after_ledger issue.after_task assign.after_log record.after_step purge.after_groups purge.after_turns"
+_SEAMS = "issue.after_log issue.after_task assign.after_log record.after_step purge.after_log purge.after_turns"
 SEAMS = (ADMITTED, *(f"orchestrator.{seam}" for seam in _SEAMS.split()))
 TRAIN_S = 0.2
 """Virtual seconds of an optimizer step: while something is always ready, virtual time stands still, and no timer fires."""
@@ -152,7 +152,7 @@ class OrchestratorHarness(Harness):
 
     async def decision(self, document: JobDocument, reader: str) -> GroupDecided:
         """The first decision about a group that a new reader of the job's log finds."""
-        consumer = await self.bus.consumer(subjects.GROUPS, reader, subjects.group("team-a", document.job))
+        consumer = await self.bus.consumer(subjects.GROUPS, reader, subjects.job_log("team-a", document.job))
         while True:
             for delivery in await consumer.fetch(1, WITHIN_S):
                 entry = decode(delivery.stored.data)
@@ -206,7 +206,7 @@ class OrchestratorHarness(Harness):
         record = await self.commit(trained, PolicyRecord(uid=document.uid), None, ())
         bus = self.server.connect("trainer")
         name = f"trainer-{document.job}-{trained.agent.name}"
-        consumer = await bus.consumer(subjects.GROUPS, name, trained.groups)
+        consumer = await bus.consumer(subjects.GROUPS, name, trained.log)
         ready: dict[int, list[GroupReady]] = {}
         while True:
             for delivery in await consumer.fetch(8, 1.0):

@@ -53,7 +53,7 @@ async def fill(harness: OrchestratorHarness, document: JobDocument, level: dict[
     episodes, tasks = subjects.episode(namespace, job), subjects.task(namespace, job)
     for subject in (
         tasks,
-        subjects.group(namespace, job),
+        subjects.job_log(namespace, job),
         subjects.turn(namespace, job, f"{uid}-t0-0-1", 0),
         episodes,
         subjects.step(namespace, job, uid, 0),
@@ -71,7 +71,7 @@ async def fill_agent(harness: OrchestratorHarness, document: JobDocument, agent:
         record = await commit(harness, document, record, agent)
     await harness.put_policy(record, document, agent)
     reader = subjects.consumer(document.namespace, document.job, agent, "trainer")
-    await harness.bus.consumer(subjects.GROUPS, reader, subjects.group(document.namespace, document.job))
+    await harness.bus.consumer(subjects.GROUPS, reader, subjects.job_log(document.namespace, document.job))
 
 
 async def all_there_is(harness: OrchestratorHarness) -> set[str]:

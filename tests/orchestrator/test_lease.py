@@ -34,7 +34,7 @@ async def test_an_orchestrator_that_finds_anothers_writes_reads_everything_again
             await harness.put(subjects.PROGRESS, job.ref.key, a_progress(job, phase=Phase.RUNNING, **ran))
         else:
             closed = StepClosed(**identity(job) | {"uid": "uid-other"}, step=9, parts=())
-            await harness.bus.publish(subjects.group("team-a", job.job), encode(closed))
+            await harness.bus.publish(subjects.job_log("team-a", job.job), encode(closed))
         harness.may_train.set()
         level = await harness.progress(job, final)
     assert (level.phase, level.step, harness.deaths) == (Phase.SUCCEEDED, 3, [])

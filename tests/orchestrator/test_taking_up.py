@@ -5,14 +5,26 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.harness import a_turn, an_episode, identity, working
+from tests.harness import a_step, a_turn, an_episode, identity, working
 from tests.killing import kill_at
 from tests.orchestrator.harness import ADMITTED, SEAMS, OrchestratorHarness, final, mixed, run_to_end
 
 from marlaas_api import subjects
-from marlaas_api.messages import JobAgent, JobDocument, Phase, Pin, PolicyRecord, TaskMessage
+from marlaas_api.messages import (
+    EvaluationBegun,
+    IssueLedger,
+    JobAgent,
+    JobDocument,
+    Phase,
+    Pin,
+    PolicyRecord,
+    TaskMessage,
+    TasksIssued,
+)
 from marlaas_api.names import Split, eval_group, train_group
-from marlaas_api.wire import encode
+from marlaas_api.wire import encode, pack
+from marlaas_worker.orchestrator import records
+from marlaas_worker.orchestrator.records import Records
 from tests import virtual_time
 
 
@@ -45,6 +57,36 @@ async def pinned_again(harness: OrchestratorHarness, key: str) -> int:
     """Forget a pin, and wait until it is made anew; its version."""
     await (await harness.bus.bucket(subjects.PINS)).delete(key)
     return (await harness.wait_for(Pin, subjects.PINS, key, lambda pin: True)).version
+
+
+async def test_the_ledger_of_a_log_is_the_newest_with_all_that_was_issued_later(harness, document, monkeypatch):
+    """Entries that are too large for a message are in the store."""
+    job, context = document(), await harness.context("orchestrator-0")
+    names = identity(job)
+    monkeypatch.setattr(records, "pack", lambda entry, blobs, _: pack(entry, blobs, 1))
+    ledger = IssueLedger(**names, next_index=5, open=(3, 4), open_from=(7,), evaluating=1)
+    entries = [
+        TasksIssued(**names, indices=(1,), next_index=2),
+        ledger,
+        TasksIssued(**names, indices=(5, 6), turns_from=9, next_index=7, skipped_solved=2, past_versions={"o": 3}),
+        EvaluationBegun(**names, version=4, step=3, versions={"policy": 4}, turns_from=8),
+    ]
+    written = Records(context, job)
+    await written.history()
+    for entry in entries:
+        await written.log_issue(entry)
+    found = (await Records(context, job).history()).ledger
+    later = {"next_index": 7, "skipped_solved": 2, "past_versions": {"o": 3}}
+    begun = {"evaluating": 4, "evaluating_step": 3, "evaluating_versions": {"policy": 4}, "evaluating_from": 8}
+    assert found == IssueLedger(**names, open=(3, 4, 5, 6), open_from=(7, 1, 9, 9), **later, **begun)
+    assert len(harness.blobs.contents) == len(entries)
+
+
+async def test_a_job_of_a_release_with_another_log_does_not_begin_anew(harness, document):
+    job, context = document(), await harness.context("orchestrator-0")
+    await harness.bus.publish(subjects.step("team-a", job.job, job.uid, 0), encode(a_step(job, 0)))
+    with pytest.raises(AssertionError, match="a job of an earlier release cannot go on"):
+        await Records(context, job).history()
 
 
 async def test_what_the_queue_still_holds_is_not_put_there_again(harness, document):

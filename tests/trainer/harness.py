@@ -129,7 +129,7 @@ class TrainerHarness(Harness):
         else:
             kind = "unused" if isinstance(part, GroupUnused) else "ready"
             entry = GroupDecided(**names, index=part.index, **{kind: (part,)})
-        await self.bus.publish(subjects.group(document.namespace, document.job), wire.encode(entry))
+        await self.bus.publish(subjects.job_log(document.namespace, document.job), wire.encode(entry))
 
     # rollout and sandbox --------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class TrainerHarness(Harness):
     async def groups(self, document, step):
         found = []
         expected = Expectation(document.spec.rollout.temperature, VOCABULARY, {})
-        for stored in await self.bus.replay(subjects.GROUPS, subjects.group("team-a", document.job)):
+        for stored in await self.bus.replay(subjects.GROUPS, subjects.job_log("team-a", document.job)):
             entry = wire.decode(stored.data)
             for message in entry.ready if isinstance(entry, GroupDecided) and entry.step == step else ():
                 group = await read_group(self.bus, self.blobs, message, expected)

@@ -263,7 +263,7 @@ async def test_what_cannot_be_read_is_waited_for_with_its_place_and_nothing_is_l
         if where == "policy":
             await policies.put(harness.policy_key(document), newer)
         else:
-            await harness.bus.publish(subjects.group(document.namespace, document.job), newer)
+            await harness.bus.publish(subjects.job_log(document.namespace, document.job), newer)
         found = await harness.report(lambda report: UID in report.waits)
         wait = found.waits[UID]
         assert (wait.reason, found.broken) == (Reason.UNREADABLE, {})

@@ -48,8 +48,11 @@ def test_logprobs_and_gradients_by_blocks_are_those_by_the_dense_mask(base, capl
     assert attend_by_blocks(base._model, base.device)
     base._by_blocks = True
     assert torch.allclose(base.logprobs(adapter, batch, 0.7), expected[0], atol=1e-5)
-    for name, value in gradients(base, adapter, batch).items():
+    found = gradients(base, adapter, batch)
+    for name, value in found.items():
         assert torch.allclose(value, expected[1][name], atol=1e-5 * float(value.abs().max())), name
+    base.limit_activations(0)
+    assert all(torch.equal(value, found[name]) for name, value in gradients(base, adapter, batch).items()), "recomputed"
 
 
 def test_kernels_whose_gradients_are_no_numbers_are_not_taken(base, caplog, monkeypatch):
@@ -72,5 +75,8 @@ def test_on_a_gpu_16k_tokens_of_trees_have_the_same_bits_twice_by_blocks(tiny_mo
     adapter = attach(base, 1)
     with deterministic(True):
         first, again = gradients(base, adapter, batch), gradients(base, adapter, batch)
+        base.limit_activations(0)
+        recomputed = gradients(base, adapter, batch)
     assert base._by_blocks
     assert all(torch.equal(value, again[name]) for name, value in first.items())
+    assert all(torch.equal(value, recomputed[name]) for name, value in first.items())

@@ -2,8 +2,8 @@
 
 Writers (docs/explanation/architecture.md):
 
-- The orchestrator writes Task, TasksIssued, EvaluationBegun, IssueLedger, GroupDecided, StepClosed, StepRecord, EvalRecord, Progress, TenantUsage, and the pins
-  of strict and evaluation groups.
+- The orchestrator writes Task, the entries of a job's log (JobLogEntry), StepRecord, EvalRecord, Progress, TenantUsage, and the
+  pins of strict and evaluation groups.
 - A sandbox writes GenerateRequest and Episode. Of what it writes, only rewards affect accounting or gradients.
 - A rollout worker writes GenerateReply, Turn and the other pins.
 - A trainer writes PolicyRecord and Manifest.

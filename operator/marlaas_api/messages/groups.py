@@ -1,4 +1,4 @@
-"""The log of a job, written by the orchestrator: what it has issued and decided, in this order, each for all agents at once.
+"""The log of a job, written by the orchestrator: the tasks that it has issued, the groups that it has decided, and the steps that it has closed.
 
 An orchestrator restores its open steps from the log, and a trainer trains the groups that the log assigns to its agent.
 """
@@ -196,7 +196,10 @@ class EvaluationBegun(JobMessage):
 
 
 class IssueLedger(DataPosition):
-    """What the entries before it have issued, once a step is recorded; stream GROUPS. The newest one counts, and what follows it."""
+    """All that the job has issued and not recorded; stream GROUPS.
+
+    It replaces all `TasksIssued` and `EvaluationBegun` before it. Written once a step or an evaluation is recorded.
+    """
 
     open: tuple[int, ...] = ()
     """Indices of groups that were issued and do not yet belong to a recorded step."""
@@ -210,7 +213,7 @@ class IssueLedger(DataPosition):
 
     @classmethod
     def of(cls, entries: Sequence["IssueEntry"]) -> "IssueLedger | None":
-        """Return what a log has issued; None if nothing. entries: all of the log, in their order."""
+        """Return the newest ledger of a log with all later tasks and evaluations; None for an empty log. entries: in their order."""
         last = max((at for at, entry in enumerate(entries) if isinstance(entry, cls)), default=-1)
         if not entries:
             return None
@@ -230,6 +233,6 @@ class IssueLedger(DataPosition):
 
 
 IssueEntry = TasksIssued | EvaluationBegun | IssueLedger
-"""What is issued."""
+"""An entry about issued tasks or an evaluation."""
 JobLogEntry = GroupDecided | StepClosed | IssueEntry
 """An entry of a job's log, a message of the stream GROUPS."""

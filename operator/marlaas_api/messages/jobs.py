@@ -136,9 +136,9 @@ class JobAgent:
         return tuple(subjects.generation(self.ref.namespace, self.ref.name, player.name) for player in players)
 
     @property
-    def groups(self) -> str:
-        """Subject of the decisions on its groups and those of the job's other agents, in the stream GROUPS."""
-        return subjects.group(self.ref.namespace, self.ref.name)
+    def log(self) -> str:
+        """Subject of its job's log, in the stream GROUPS."""
+        return subjects.job_log(self.ref.namespace, self.ref.name)
 
     def adapter(self, version: int) -> AdapterRef:
         """Return the identity of one of its versions."""

@@ -97,7 +97,7 @@ async def test_after_a_write_without_an_answer_another_ones_write_still_counts(b
 
 
 async def test_a_log_has_each_message_of_its_one_writer_once_and_none_of_another(bus, ns):
-    subject, silent = subjects.group(ns, "job"), Unanswered(bus)
+    subject, silent = subjects.job_log(ns, "job"), Unanswered(bus)
     ours, theirs = FencedSubject(silent, subject), FencedSubject(bus, subject)
     silent.silent = True
     with pytest.raises(BusUnavailable):

@@ -53,7 +53,7 @@ async def test_the_first_writer_of_a_subject_wins_and_may_repeat_itself_under_it
 
 async def test_of_many_racing_writers_exactly_one_wins(dial, ns):
     buses = [await dial(f"racer-{number}") for number in range(4)]
-    subject = subjects.group(ns, "job")
+    subject = subjects.job_log(ns, "job")
     calls = [bus.publish(subject, b"x", expect_last=0) for bus in buses for _ in range(5)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert sum(isinstance(result, int) for result in results) == 1
@@ -155,7 +155,7 @@ async def test_a_consumer_says_how_far_it_has_acked(bus, ns):
 
 
 async def test_who_acks_what_was_purged_is_not_behind(bus, ns):
-    subject = subjects.group(ns, "job")
+    subject = subjects.job_log(ns, "job")
     sequences = [await bus.publish(subject, b"x") for _ in range(3)]
     consumer = await bus.consumer(subjects.GROUPS, f"{ns}_job_agent_trainer", subject)
     deliveries = await soon(consumer.fetch(3, 10))

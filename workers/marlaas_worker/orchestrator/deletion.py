@@ -138,7 +138,7 @@ class Deletion:
             (subjects.TASKS, subjects.task(namespace, job)),
             (subjects.TURNS, subjects.turn(namespace, job, "*", "*")),
             (subjects.EPISODES, subjects.episode(namespace, job)),
-            (subjects.GROUPS, subjects.group(namespace, job)),
+            (subjects.GROUPS, subjects.job_log(namespace, job)),
             (subjects.STEPS, f"step.{namespace}.{job}.*"),
             (subjects.STEPS, f"eval.{namespace}.{job}.*"),
         ):

@@ -45,7 +45,7 @@ class JobHistory:
 
     steps: tuple[StepRecord, ...] = ()
     evaluations: tuple[EvalRecord, ...] = ()
-    groups: tuple[Decision, ...] = ()
+    decisions: tuple[Decision, ...] = ()
     ledger: IssueLedger | None = None
     policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ class JobState:
         sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
         rules = StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
         self.assembly = Assembly(document.ref, rules, self.finished, versions, last_steps)
-        self.assembly.restore(history.groups)
+        self.assembly.restore(history.decisions)
         self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
         for number, step in enumerate(history.steps, 1):
             self._schedule_evaluation(number, step)
@@ -205,7 +205,7 @@ class JobState:
         return min((*self.groups.turns_from(self.groups.indices), *evaluation), default=last_sequence + 1)
 
     def ledger(self) -> IssueLedger:
-        """Return what is issued and not on record."""
+        """Return the ledger of issued tasks and of the evaluation in progress that are not on record."""
         given_out, run = tuple(sorted(self.groups.indices)), self.evaluation
         return IssueLedger(
             **self._position(),
@@ -319,7 +319,7 @@ class JobState:
         return TasksIssued(**self._position(), indices=tuple(indices), turns_from=last_sequence + 1)
 
     def begin_evaluation(self, run: EvaluationRun, last_sequence: int) -> EvaluationBegun:
-        """Set the evaluation in progress. Arguments and result as of `issue`."""
+        """Set the evaluation in progress. Args and Returns as `issue`."""
         self.evaluation, self.groups.evaluation_from = run, last_sequence + 1
         numbers = {"version": run.version, "step": run.step, "turns_from": last_sequence + 1}
         return EvaluationBegun(**self._names(), **numbers, versions=dict(run.versions))

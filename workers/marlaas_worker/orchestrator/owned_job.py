@@ -132,8 +132,7 @@ class OwnedJob:
     async def _run_from_records(self) -> None:
         ref = self.document.ref
         state = JobState(self.document, await self._records.history())
-        if state.last_step is not None:  # a kill after the record of the last step would leave its decisions
-            await self._records.compact(state.ledger(), state.last_step.step)
+        await self._records.compact(state.ledger(), state.finished - 1)
         # Read the queue before the episodes: a task leaves the queue only after all its episodes are stored.
         queued = await self._records.queued()
         async with self._recoveries:
@@ -318,6 +317,7 @@ class OwnedJob:
         record = step_records.eval_record(self.document, run, end)
         await self._records.log_evaluation(record)
         state.record_evaluation(record)
+        await self._records.compact(state.ledger(), state.finished - 1)
         await self._records.emit("Evaluated", evaluated_text(record))
         self.wake.set()
 

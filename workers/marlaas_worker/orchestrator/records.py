@@ -121,14 +121,14 @@ class Records:
         return JobHistory(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
-            groups=tuple(entry for entry in log if isinstance(entry, GroupDecided | StepClosed)),
+            decisions=tuple(entry for entry in log if isinstance(entry, GroupDecided | StepClosed)),
             ledger=ledger,
             policies={agent: await self.policy(agent) for agent in self.agents},
         )
 
     async def _read_log(self) -> list[JobLogEntry]:
         """Read the job's log."""
-        subject = subjects.group(self.ref.namespace, self.ref.name)
+        subject = subjects.job_log(self.ref.namespace, self.ref.name)
         stored = await self.bus.replay(subjects.GROUPS, subject)
         self._log = FencedSubject(self.bus, subject, stored[-1].sequence if stored else 0)
         self._decisions, self._ledger_at = deque(), 0
@@ -198,9 +198,9 @@ class Records:
         raise AssertionError(f"{self.ref}: step {step} is committed, and no manifest of the agent names it")
 
     async def log_issue(self, entry: IssueEntry) -> None:
-        """Append what is issued to the job's log, before its tasks are published. Raises Overtaken."""
+        """Append issued tasks or an evaluation to the job's log, before the tasks are published. Raises Overtaken."""
         await self._append(entry)
-        failpoint("orchestrator.issue.after_ledger")
+        failpoint("orchestrator.issue.after_log")
 
     async def log_decision(self, decision: Decision) -> None:
         """Append a decision to the job's log. Raises Overtaken."""
@@ -208,19 +208,21 @@ class Records:
         failpoint("orchestrator.assign.after_log")
 
     async def compact(self, ledger: IssueLedger, step: int) -> None:
-        """Purge the log's decisions of steps up to `step`, which is on record, and what was issued before; do nothing without such decisions.
+        """Append the ledger to the log, and purge older entries, save for the decisions of steps after `step`, which is on record.
 
-        Recovery needs only the step's record and the ledger, which is written first. So the log is never empty: the next
-        compare-and-set names the sequence of its newest message.
+        Recovery needs only the records and what is left. Does nothing if nothing is to be purged. The log is never empty
+        afterwards: the next compare-and-set names the sequence of its newest message.
         """
-        if not self._decisions or self._decisions[0][0] > step:
+        assert self._log is not None, "the history is read first"
+        has_recorded = bool(self._decisions) and self._decisions[0][0] <= step
+        if self._log.last == self._ledger_at and not has_recorded:
             return
         await self.log_issue(ledger)
         while self._decisions and self._decisions[0][0] <= step:
             self._decisions.popleft()
         first = min(self._ledger_at, self._decisions[0][1]) if self._decisions else self._ledger_at
-        await self.bus.purge(subjects.GROUPS, subjects.group(self.ref.namespace, self.ref.name), up_to=first)
-        failpoint("orchestrator.purge.after_groups")
+        await self.bus.purge(subjects.GROUPS, subjects.job_log(self.ref.namespace, self.ref.name), up_to=first)
+        failpoint("orchestrator.purge.after_log")
 
     async def log_step(self, record: StepRecord) -> None:
         """Record a step; does nothing if it is recorded already."""

@@ -311,7 +311,7 @@ class Assembly:
         number = step - self.drafts[0].step
         if number >= len(self.drafts):
             raise AssertionError(
-                f"{self._ref}: the GROUPS log has a decision of step {step}, and step {self.drafts[-1].step} is not closed"
+                f"{self._ref}: the job's log has a decision of step {step}, and step {self.drafts[-1].step} is not closed"
             )
         return self.drafts[number]
 

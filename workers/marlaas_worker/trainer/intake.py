@@ -19,7 +19,7 @@ from marlaas_worker.trainer.trained_agent import TrainedAgent
 
 
 class LogInvalid(Permanent):
-    """The GROUPS log contradicts itself or the committed version."""
+    """The job's log contradicts itself or the committed version."""
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class Intake:
     async def replay(self) -> None:
         """Read the log up to now. Raises LogInvalid."""
         bus = self._context.bus
-        stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.groups))
+        stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.log))
         for each in stored:
             message = await self._take(each)
             if message is not None:
@@ -219,7 +219,7 @@ class Intake:
         return await self._context.bus.consumer(
             subjects.GROUPS,
             self._assignment.consumer,
-            self._assignment.groups,
+            self._assignment.log,
             ack_wait_s=ACK_WAIT_S,
             max_pending=1000 + 4 * (spec.training.max_staleness + 2) * most_groups,
         )
@@ -228,12 +228,12 @@ class Intake:
         """Add the agent's part of a message to the inbox and return it.
 
         None for a message of another job of the same name, for a group that is not trained, for the end of a step without
-        groups, and for what is issued.
+        groups, and for issued tasks and evaluations.
         """
         where = f"message {stored.sequence} of {stored.subject}"
         entry = await wire.unpack(stored.data, self._context.blobs, where)
         if not isinstance(entry, JobLogEntry):
-            raise LogInvalid(f"{self._assignment.groups} has a message of an unexpected type, {type(entry).__name__}")
+            raise LogInvalid(f"{self._assignment.log} has a message of an unexpected type, {type(entry).__name__}")
         if entry.uid != self._assignment.ref.uid or isinstance(entry, IssueEntry):
             return None
         name = self._assignment.agent.name
