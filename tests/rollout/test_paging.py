@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from tests.tables import rows
 
 from marlaas_worker.rollout.paging import PageDemand, PagePlan, Resident, Urgency, Wait, order_waits, plan_pages
-from marlaas_worker.rollout.reload_pace import EXPECTED_S, MAX_CREDIT, MAX_QUANTUM_S, MIN_QUANTUM_S, ReloadPace
+from marlaas_worker.rollout.reload_pace import (
+    EXPECTED_S,
+    MAX_CREDIT,
+    MAX_QUANTUM_S,
+    MIN_QUANTUM_S,
+    ReloadPace,
+    busy_share,
+)
 
 NOW = 1000.0
 LONG_AGO = NOW - 100
@@ -22,8 +29,8 @@ def pace_of(load_s=0.02):
     return pace
 
 
-def plan(num_slots, residents, *demands, pace=None, now=NOW):
-    return plan_pages(num_slots, residents, demands, pace or pace_of(), now)
+def plan(num_slots, residents, *demands, pace=None, now=NOW, places=1):
+    return plan_pages(num_slots, residents, demands, pace or pace_of(), now, num_places=places)
 
 
 def waiting(name, is_reload=False, usage=0.0):
@@ -171,6 +178,16 @@ def test_versions_in_use_yield_only_as_far_as_there_is_time_for_their_reloads_an
     assert plan(3, residents, *waits, pace=pace).yielding == {"b"}
     assert plan(3, yields, *waits, pace=pace).yielding == {"b"}, "it yields already"
     assert plan(3, yields, *waits, pace=pace, now=NOW + 1.1).yielding == {"b", "c"}
+
+
+@pytest.mark.parametrize(("places", "busy", "num"), [(6, 1.0, 1), (12, 0.5, 2), (10**6, 0.2, 5)])
+def test_a_reload_costs_an_engine_that_runs_few_requests_less_but_never_less_than_a_fifth(places, busy, num):
+    pace, residents = pace_of(), [in_use(name, NOW - 30) for name in "abcdef"]
+    assert len(plan(6, residents, *map(waiting, "uvwxyz"), pace=pace, places=places).yielding) == num
+    assert busy_share(len(residents), places) == busy
+    left = pace.left_s(NOW, 0)
+    pace.add_load("u", 0.02, NOW, is_reload=True, busy=busy)
+    assert left - pace.left_s(NOW, 0) == pytest.approx(0.02 * busy)
 
 
 def test_a_version_that_yields_is_evicted_first_and_its_reload_is_expected():

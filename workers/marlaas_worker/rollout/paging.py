@@ -15,9 +15,9 @@ when its agent's earlier version is in use, and is prefetched into a slot that n
   a strict job counts as idle as soon as no request runs: the step that it has sampled is over.
 - A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
-- Re-loads of versions that have served requests take at most 2 % of the time while other requests run. Evictions of
-  versions in use are limited for this, and not the re-loads after them: the requests that wait for these are the last of their
-  step or episode. A version in use loses its slot only if there is time for its re-load besides those expected already.
+- Re-loads of versions that have served requests cost at most 2 % of what the engine can do: 2 % of a full engine's time, and at
+  most 10 % of the time of one that runs few requests (`reload_pace`). Evictions of versions in use are limited for this, and not
+  the re-loads after them: the requests that wait for these are the last of their step or episode. A version in use loses its slot only if there is time for its re-load besides those expected already.
 - Re-loads of versions that had counted as idle are not expected. A few of them may begin before there is time (`MAX_CREDIT`). Until
   that time has passed, a version counts as needed for `MAX_QUANTUM_S` after its last request. Versions that no request waits for are
   loaded again only if there is time.
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, ReloadPace
+from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, MIN_BUSY, ReloadPace, busy_share
 
 RECENT_S = 1.0
 """A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
@@ -124,30 +124,41 @@ def order_waits(waits: Iterable[Wait], usage: Callable[[str], float]) -> list[Wa
 
 
 def plan_pages(
-    num_slots: int, residents: Sequence[Resident], demands: Iterable[PageDemand], pace: ReloadPace, now: float
+    num_slots: int,
+    residents: Sequence[Resident],
+    demands: Iterable[PageDemand],
+    pace: ReloadPace,
+    now: float,
+    *,
+    num_places: int,
 ) -> PagePlan:
     """Plan loads and evictions. A version in use, or one that is loading, is never evicted.
 
     Args:
         demands: versions without a slot, the most urgent first.
+        num_places: requests that the engine runs at a time.
     """
-    return _Planner(num_slots, residents, pace, now).plan(demands)
+    return _Planner(num_slots, residents, pace, now, num_places).plan(demands)
 
 
 class _Planner:
     """One call of `plan_pages`."""
 
-    def __init__(self, num_slots: int, residents: Sequence[Resident], pace: ReloadPace, now: float) -> None:
+    def __init__(
+        self, num_slots: int, residents: Sequence[Resident], pace: ReloadPace, now: float, num_places: int
+    ) -> None:
         self._free = num_slots - len(residents)
         self._residents = residents
         self._pace = pace
         self._now = now
         self._recent_s = min(RECENT_S, pace.quantum_s)
-        self._is_idle = not any(one.num_running or not one.is_ready for one in residents)
+        # A load in progress counts as a request: else any number of re-loads would begin while none runs.
+        num_running = sum(one.num_running for one in residents) or sum(not one.is_ready for one in residents)
+        self._busy = busy_share(num_running, num_places)
         self._expected = pace.expected(now)
         reloading = [one for one in residents if not one.is_ready and one.has_served and one.name not in self._expected]
         self._num_expected = len(self._expected) + len(reloading) + sum(one.is_yielding for one in residents)
-        self._is_exceeded = not self._is_idle and pace.is_exceeded(now, self._num_expected)
+        self._is_exceeded = self._busy > 0 and pace.is_exceeded(now, self._num_expected, self._busy)
         self._victims = sorted(
             (one for one in residents if one.is_ready and not one.num_running and not self._is_kept(one)),
             key=self._rank,
@@ -196,13 +207,13 @@ class _Planner:
             return
         self._load.append(demand.name)
         self._num_expected += is_limited
-        self._is_idle = self._is_idle and not demand.is_reload
+        self._busy = max(self._busy, MIN_BUSY) if demand.is_reload else self._busy
 
     def _has_time(self, num_loads: int) -> bool:
         """Return whether there is time for so many re-loads besides the expected ones; if not, review the plan when there is."""
-        if self._is_idle:
+        if not self._busy:
             return True
-        delay_s = self._pace.delay_s(self._now, self._num_expected, num_loads)
+        delay_s = self._pace.delay_s(self._now, self._num_expected, num_loads, self._busy)
         if delay_s > 0:
             self._review_s = min(self._review_s, delay_s)
         return delay_s == 0

@@ -1,9 +1,14 @@
 """The time that re-loads of adapter versions may take in an engine, and how long a version in use keeps its slot.
 
-A re-load is the load of a version that has served requests and was evicted. Pure; the caller passes the clock, in seconds.
+A re-load is the load of a version that has served requests and was evicted. While an adapter is loaded, the engine generates nothing.
+What that costs depends on the requests that run: `busy` is the share of the engine's places that they have, and a load's cost is
+its time times that share. Pure; the caller passes the clock, in seconds.
 """
 
 MAX_RELOAD_SHARE = 0.02
+"""Re-loads cost at most this share of what the engine can do."""
+MIN_BUSY = 0.2
+"""Least share that counts while a request runs: so re-loads take at most MAX_RELOAD_SHARE / MIN_BUSY = 10 % of its time."""
 MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
 MAX_CREDIT = 3
 """Unexpected re-loads that may begin before there is time for them."""
@@ -12,6 +17,11 @@ EXPECTED_S = 30.0
 _NEW_LOAD_WEIGHT = 0.2
 _ROUNDING_S = 1e-9
 _MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
+
+
+def busy_share(num_running: int, num_places: int) -> float:
+    """Return the share of an engine's places that count as in use: 0 if no request runs, otherwise at least MIN_BUSY."""
+    return min(max(num_running / num_places, MIN_BUSY), 1.0) if num_running else 0.0
 
 
 class ReloadPace:
@@ -45,26 +55,26 @@ class ReloadPace:
         """Expected seconds of a re-load."""
         return min(self._mean_s, _MAX_PRICE_S)
 
-    def left_s(self, now: float, num_expected: int) -> float:
+    def left_s(self, now: float, num_expected: int, busy: float = 1.0) -> float:
         """Return the time that is left for re-loads after so many expected ones; negative if they exceed the share.
 
-        No more is saved up than one further load needs; so much is there at the first load.
+        No more is saved up than one further load of a full engine needs; so much is there at the first load.
         """
         self._advance(now)
         if self.num_loads:
             self._balance_s = min(self._balance_s, (num_expected + 1) * self.price_s)
-        return self._balance_s - num_expected * self.price_s
+        return self._balance_s - num_expected * self.price_s * busy
 
-    def is_exceeded(self, now: float, num_expected: int) -> bool:
+    def is_exceeded(self, now: float, num_expected: int, busy: float = 1.0) -> bool:
         """Return whether so many expected re-loads exceed the share."""
-        return self.left_s(now, num_expected) < -_ROUNDING_S
+        return self.left_s(now, num_expected, busy) < -_ROUNDING_S
 
-    def delay_s(self, now: float, num_expected: int, num_loads: int) -> float:
+    def delay_s(self, now: float, num_expected: int, num_loads: int, busy: float = 1.0) -> float:
         """Return the seconds until there is time for so many re-loads besides the expected ones; 0 if there is now.
 
         num_loads: may be negative: minus the number of loads for which there need not be time yet.
         """
-        missing_s = num_loads * self.price_s - self.left_s(now, num_expected)
+        missing_s = num_loads * self.price_s * busy - self.left_s(now, num_expected, busy)
         return missing_s / MAX_RELOAD_SHARE if missing_s > _ROUNDING_S else 0.0
 
     def expect(self, name: str, now: float) -> None:
@@ -80,8 +90,8 @@ class ReloadPace:
         """Drop the expected re-loads, after the engine has stopped."""
         self._evicted_at.clear()
 
-    def add_load(self, name: str, seconds: float, now: float, *, is_reload: bool, is_free: bool = False) -> None:
-        """Record the time of a load. is_free: no request was delayed, so a re-load takes nothing of the share."""
+    def add_load(self, name: str, seconds: float, now: float, *, is_reload: bool, busy: float = 1.0) -> None:
+        """Record the time of a load. busy: when it began; at 0 it has delayed no request, and takes nothing of the share."""
         self._evicted_at.pop(name, None)
         self.num_loads += 1
         self.load_s += seconds
@@ -89,7 +99,7 @@ class ReloadPace:
             self._advance(now)
             self.num_reloads += 1
             self.reload_s += seconds
-            self._balance_s -= 0.0 if is_free else min(seconds, _MAX_PRICE_S)
+            self._balance_s -= min(seconds, _MAX_PRICE_S) * busy
         weight = _NEW_LOAD_WEIGHT if self.num_loads > 1 else 1.0
         self._mean_s += weight * (seconds - self._mean_s)
 

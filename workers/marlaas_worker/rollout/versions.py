@@ -16,7 +16,7 @@ from marlaas_worker.rollout.agent_versions import Slot, Version, VersionState, f
 from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.paging import order_waits, plan_pages
 from marlaas_worker.rollout.proof import load_proven
-from marlaas_worker.rollout.reload_pace import ReloadPace
+from marlaas_worker.rollout.reload_pace import ReloadPace, busy_share
 from marlaas_worker.rollout.served_jobs import ServedJobs
 from marlaas_worker.rollout.slots import ProvenVersions
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
@@ -114,6 +114,7 @@ class Versions:
             [one.as_demand(usage(one.agent.tenant), now) for one in wanted.values() if one.slot is None],
             self.pace,
             now,
+            num_places=self._engine.limits.max_num_seqs,
         )
         self._review_s = plan.review_s
         self.proven.yield_slots(plan.yielding, plan.revoked)
@@ -195,7 +196,8 @@ class Versions:
         """Load and prove a version. On any error the version is not served, and the role continues."""
         incarnation, is_reload = self._engine.incarnation, version.has_served
         was_proven, before = version.was_proven, set(self._unloading)
-        is_free = not any(one.slot.num_running for one in self.proven.resident.values() if one.slot is not None)
+        slots = (one.slot for one in self.proven.resident.values() if one.slot is not None)
+        busy = busy_share(sum(one.num_running for one in slots), self._engine.limits.max_num_seqs)
         try:
             manifest = await self._adapter_cache.manifest(version.adapter)
             if version.unload is not None:  # Its files would be removed while they are read.
@@ -209,7 +211,7 @@ class Versions:
                 await self._failed(version, slot.loaded, error)
         else:
             if incarnation == self._engine.incarnation:
-                self.pace.add_load(version.name, proof.load_s, _clock(), is_reload=is_reload, is_free=is_free)
+                self.pace.add_load(version.name, proof.load_s, _clock(), is_reload=is_reload, busy=busy)
                 self.proven.add(version, manifest)
                 self._changed()
                 if not is_reload:
