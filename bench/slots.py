@@ -1,12 +1,14 @@
 """Jobs that share fewer slots than they need, in simulated time: the product's rule for slots against others.
 
-Jobs of 8 episodes a step, 3 turns of 0.3 s on average with tools between; 64 requests run at a time; a trainer takes 0.5 s for
-a step, and during a load of `--load-s` the engine generates nothing. The rules: `present`, `rollout.paging`; `full price`, the
-same, but re-loads of an engine that runs few requests are limited as those of a full one; `quantum`, where nothing else counts than that every version
-that is not superseded keeps its slot for the mean time of a load / 2 %, so that re-loads take at most 2 % of the time *of one slot*; and
-`quantum of all`, where it keeps it for that times the number of slots (30 s at most). Printed are the steps per second of all
-jobs, those of a tenant that has one job beside one with a hundred, the share of the engine's time that re-loads take while requests
-run, and the seconds from a version's commit to its first token.
+Jobs of 8 episodes a step, 3 turns of 0.3 s on average with tools between; 64 requests run at a time; a trainer takes 0.1 s for
+a step, that of the tenant with the fewest steps first; during a load of `--load-s` the engine generates nothing.
+- `present`: `rollout.paging`.
+- `full price`: the same, but re-loads of an engine that runs few requests are limited as those of a full one.
+- `quantum`: every version that is not superseded keeps its slot for the mean time of a load / 2 %, and nothing else counts. So re-loads
+  take at most 2 % of the time *of one slot*.
+- `quantum of all`: the same for that time times the number of slots, 30 s at most.
+Printed are the steps per second of all jobs, those of a tenant that has one job beside one with a hundred, the share of the engine's
+time that re-loads take while requests run, and the seconds from a version's commit to its first token.
 """
 
 import argparse
@@ -21,10 +23,10 @@ from typing import Protocol
 from bench import options
 from bench.runs import print_table
 from marlaas_worker.rollout.paging import RECENT_S, PageDemand, PagePlan, Resident, Urgency, plan_pages
-from marlaas_worker.rollout.reload_pace import MAX_RELOAD_SHARE, MIN_QUANTUM_S, ReloadPace, busy_share
+from marlaas_worker.rollout.reload_pace import MAX_RELOAD_SHARE, MIN_QUANTUM_S, ReloadPace
 
 EPISODES, TURNS, PLACES = 8, 3, 64
-TURN_S, TRAINER_S = 0.3, 0.5
+TURN_S, TRAINER_S = 0.3, 0.1
 FULL_SPEED = 16
 """Requests that run at full speed at the same time."""
 LONGEST_QUANTUM_S = 30.0
@@ -49,18 +51,18 @@ class Present:
     """The product's rule. num_places: of the engine; with 1, each re-load costs what it costs a full engine."""
 
     def __init__(self, num_places: int) -> None:
-        self._pace, self._num_places = ReloadPace(), num_places
+        self._pace = ReloadPace(num_places)
 
     def plan(
         self, num_slots: int, residents: Sequence[Resident], demands: Sequence[PageDemand], now: float
     ) -> PagePlan:
-        found = plan_pages(num_slots, residents, demands, self._pace, now, num_places=self._num_places)
+        found = plan_pages(num_slots, residents, demands, self._pace, now)
         for name in found.expected:
             self._pace.expect(name, now)
         return found
 
     def loaded(self, name: str, seconds: float, now: float, is_reload: bool, num_running: int) -> None:
-        self._pace.add_load(name, seconds, now, is_reload=is_reload, busy=busy_share(num_running, self._num_places))
+        self._pace.add_load(name, seconds, now, is_reload=is_reload, busy=self._pace.busy(num_running))
 
 
 class Quantum:
@@ -192,6 +194,7 @@ class Simulation:
         self._proven: set[Key] = set()
         self._usage: dict[str, float] = {one.tenant: 0.0 for one in self.jobs}
         self._to_train: list[Job] = []
+        self._is_training = False
         self._num_running, self._loads_until, self._review_at, self._stalled_s = 0, 0.0, 0.0, 0.0
         self._names = {one: f"job-{number}" for number, one in enumerate(self.jobs)}
 
@@ -249,21 +252,26 @@ class Simulation:
         is_full = job.open == 0 if job.is_strict else job.open % EPISODES == 0
         if is_full:
             self._to_train.append(job)
-            if len(self._to_train) == 1:
-                self._after(TRAINER_S, self._commit)
+            self._train()
         if not job.is_strict:
             job.open += EPISODES if is_full else 0
             self._ask(Request(job, job.version, TURNS))
 
-    def _commit(self) -> None:
-        job = self._to_train.pop(0)
+    def _train(self) -> None:
+        if self._to_train and not self._is_training:
+            job = min(self._to_train, key=lambda one: self.steps.get(one.tenant, 0))
+            self._to_train.remove(job)
+            self._is_training = True
+            self._after(TRAINER_S, lambda: self._commit(job))
+
+    def _commit(self, job: Job) -> None:
+        self._is_training = False
         job.version += 1
         self.steps[job.tenant] = self.steps.get(job.tenant, 0) + 1
         self._committed[job, job.version] = self.now
         if job.is_strict:
             self._begin(job, EPISODES)
-        if self._to_train:
-            self._after(TRAINER_S, self._commit)
+        self._train()
 
     def _name(self, key: Key) -> str:
         return f"{self._names[key[0]]}/{key[1]}"

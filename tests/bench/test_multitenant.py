@@ -62,7 +62,7 @@ def write_job(folder: Path, name: str, steps: list[float], plays: list[tuple[Tur
 
 def rollout_log(*, num_reloads: int) -> str:
     """Return the log of a role that was started once. vLLM preempted one of 500 requests. Each load took 0.25 s; three were first loads."""
-    pace = ReloadPace()
+    pace = ReloadPace(1)
     for number in range(3 + num_reloads):
         pace.add_load("a", 0.25, 0.0, is_reload=number >= 3)
     counts = EngineCounts(steps=40, requests=500, preemptions=1, queued_steps=2)

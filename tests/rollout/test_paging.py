@@ -14,7 +14,6 @@ from marlaas_worker.rollout.reload_pace import (
     MAX_QUANTUM_S,
     MIN_QUANTUM_S,
     ReloadPace,
-    busy_share,
 )
 
 NOW = 1000.0
@@ -22,15 +21,15 @@ LONG_AGO = NOW - 100
 SUCCESSOR, PREFETCH = PageDemand("s", Urgency.SUCCESSOR), PageDemand("p", Urgency.PREFETCH)
 
 
-def pace_of(load_s=0.02):
+def pace_of(load_s=0.02, places=1):
     """The pace of an engine whose loads take so long, with time saved up for one re-load."""
-    pace = ReloadPace()
+    pace = ReloadPace(places)
     pace.add_load("first", load_s, LONG_AGO, is_reload=False)
     return pace
 
 
-def plan(num_slots, residents, *demands, pace=None, now=NOW, places=1):
-    return plan_pages(num_slots, residents, demands, pace or pace_of(), now, num_places=places)
+def plan(num_slots, residents, *demands, pace=None, now=NOW):
+    return plan_pages(num_slots, residents, demands, pace or pace_of(), now)
 
 
 def waiting(name, is_reload=False, usage=0.0):
@@ -182,9 +181,9 @@ def test_versions_in_use_yield_only_as_far_as_there_is_time_for_their_reloads_an
 
 @pytest.mark.parametrize(("places", "busy", "num"), [(6, 1.0, 1), (12, 0.5, 2), (10**6, 0.2, 5)])
 def test_a_reload_costs_an_engine_that_runs_few_requests_less_but_never_less_than_a_fifth(places, busy, num):
-    pace, residents = pace_of(), [in_use(name, NOW - 30) for name in "abcdef"]
-    assert len(plan(6, residents, *map(waiting, "uvwxyz"), pace=pace, places=places).yielding) == num
-    assert busy_share(len(residents), places) == busy
+    pace, residents = pace_of(places=places), [in_use(name, NOW - 30) for name in "abcdef"]
+    assert len(plan(6, residents, *map(waiting, "uvwxyz"), pace=pace).yielding) == num
+    assert pace.busy(len(residents)) == busy
     left = pace.left_s(NOW, 0)
     pace.add_load("u", 0.02, NOW, is_reload=True, busy=busy)
     assert left - pace.left_s(NOW, 0) == pytest.approx(0.02 * busy)

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, MIN_BUSY, ReloadPace, busy_share
+from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, MIN_BUSY, ReloadPace
 
 RECENT_S = 1.0
 """A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
@@ -124,29 +124,20 @@ def order_waits(waits: Iterable[Wait], usage: Callable[[str], float]) -> list[Wa
 
 
 def plan_pages(
-    num_slots: int,
-    residents: Sequence[Resident],
-    demands: Iterable[PageDemand],
-    pace: ReloadPace,
-    now: float,
-    *,
-    num_places: int,
+    num_slots: int, residents: Sequence[Resident], demands: Iterable[PageDemand], pace: ReloadPace, now: float
 ) -> PagePlan:
     """Plan loads and evictions. A version in use, or one that is loading, is never evicted.
 
     Args:
         demands: versions without a slot, the most urgent first.
-        num_places: requests that the engine runs at a time.
     """
-    return _Planner(num_slots, residents, pace, now, num_places).plan(demands)
+    return _Planner(num_slots, residents, pace, now).plan(demands)
 
 
 class _Planner:
     """One call of `plan_pages`."""
 
-    def __init__(
-        self, num_slots: int, residents: Sequence[Resident], pace: ReloadPace, now: float, num_places: int
-    ) -> None:
+    def __init__(self, num_slots: int, residents: Sequence[Resident], pace: ReloadPace, now: float) -> None:
         self._free = num_slots - len(residents)
         self._residents = residents
         self._pace = pace
@@ -154,7 +145,7 @@ class _Planner:
         self._recent_s = min(RECENT_S, pace.quantum_s)
         # A load in progress counts as a request: else any number of re-loads would begin while none runs.
         num_running = sum(one.num_running for one in residents) or sum(not one.is_ready for one in residents)
-        self._busy = busy_share(num_running, num_places)
+        self._busy = pace.busy(num_running)
         self._expected = pace.expected(now)
         reloading = [one for one in residents if not one.is_ready and one.has_served and one.name not in self._expected]
         self._num_expected = len(self._expected) + len(reloading) + sum(one.is_yielding for one in residents)

@@ -19,20 +19,18 @@ _ROUNDING_S = 1e-9
 _MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
 
 
-def busy_share(num_running: int, num_places: int) -> float:
-    """Return the share of an engine's places that count as in use: 0 if no request runs, otherwise at least MIN_BUSY."""
-    return min(max(num_running / num_places, MIN_BUSY), 1.0) if num_running else 0.0
-
-
 class ReloadPace:
     """Mean time of a load, and the time that re-loads may take.
+
+    num_places: requests that the engine runs at a time.
 
     Attributes:
         num_loads, num_reloads: loads of proven versions so far; `num_loads` includes the re-loads.
         load_s, reload_s: their total times in the engine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_places: int) -> None:
+        self._num_places = num_places
         self.num_loads = self.num_reloads = 0
         self.load_s = self.reload_s = 0.0
         self._mean_s = 0.0
@@ -54,6 +52,10 @@ class ReloadPace:
     def price_s(self) -> float:
         """Expected seconds of a re-load."""
         return min(self._mean_s, _MAX_PRICE_S)
+
+    def busy(self, num_running: int) -> float:
+        """Return the share of the engine's places that count as in use: 0 if no request runs, otherwise at least MIN_BUSY."""
+        return min(max(num_running / self._num_places, MIN_BUSY), 1.0) if num_running else 0.0
 
     def left_s(self, now: float, num_expected: int, busy: float = 1.0) -> float:
         """Return the time that is left for re-loads after so many expected ones; negative if they exceed the share.

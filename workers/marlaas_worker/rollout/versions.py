@@ -16,7 +16,7 @@ from marlaas_worker.rollout.agent_versions import Slot, Version, VersionState, f
 from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.paging import order_waits, plan_pages
 from marlaas_worker.rollout.proof import load_proven
-from marlaas_worker.rollout.reload_pace import ReloadPace, busy_share
+from marlaas_worker.rollout.reload_pace import ReloadPace
 from marlaas_worker.rollout.served_jobs import ServedJobs
 from marlaas_worker.rollout.slots import ProvenVersions
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
@@ -49,7 +49,7 @@ class Versions:
         self._emitter = emitter
         self._changed = changed
         self.proven = ProvenVersions(engine.limits.slots, engine.slot_numbers, jobs)
-        self.pace = ReloadPace()
+        self.pace = ReloadPace(engine.limits.max_num_seqs)
         self._review_s = _REVIEW_S
         self._to_discard: list[AdapterRef] = []
         self._loading: set[asyncio.Task[None]] = set()
@@ -114,7 +114,6 @@ class Versions:
             [one.as_demand(usage(one.agent.tenant), now) for one in wanted.values() if one.slot is None],
             self.pace,
             now,
-            num_places=self._engine.limits.max_num_seqs,
         )
         self._review_s = plan.review_s
         self.proven.yield_slots(plan.yielding, plan.revoked)
@@ -197,7 +196,7 @@ class Versions:
         incarnation, is_reload = self._engine.incarnation, version.has_served
         was_proven, before = version.was_proven, set(self._unloading)
         slots = (one.slot for one in self.proven.resident.values() if one.slot is not None)
-        busy = busy_share(sum(one.num_running for one in slots), self._engine.limits.max_num_seqs)
+        busy = self.pace.busy(sum(one.num_running for one in slots))
         try:
             manifest = await self._adapter_cache.manifest(version.adapter)
             if version.unload is not None:  # Its files would be removed while they are read.
