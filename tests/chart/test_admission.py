@@ -133,8 +133,8 @@ def exported(secrets: list[str]) -> Document:
     """Eight of them for trackers, the last ones for hub and bucket, the others for webhooks."""
     webhooks = [{"webhook": {"secretRef": {"name": name, "key": "url"}}} for name in secrets[8:-2]]
     hub = {"repo": "a/b", "tokenSecretRef": {"name": secrets[-2], "key": "token"}}
-    s3 = {"url": "s3://a/b", "secretRef": {"name": secrets[-1]}}
-    return {"secretRefs": names(secrets[:8]), "notify": webhooks, "hub": hub, "s3": s3}
+    bucket = {"url": "s3://a/b", "secretRef": {"name": secrets[-1]}}
+    return {"secretRefs": names(secrets[:8]), "notify": webhooks, "hub": hub, "s3": bucket}
 
 
 @pytest.mark.parametrize("field", ["environment.secretRefs", "environment.imagePullSecrets", "export"])

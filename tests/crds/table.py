@@ -23,7 +23,7 @@ ENTRY = "key"
 """Key under which an entry of a mapping is put."""
 
 BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "maxProperties", "format")
-_STEP = re.compile(r"\.?([A-Za-z]+|\[\]|\{\})")
+_STEP = re.compile(r"\.?([A-Za-z0-9]+|\[\]|\{\})")
 Json = Any
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -113,7 +113,9 @@ class BucketTarget:
 
         with _answered(address):
             bucket = ForeignBucket(address, self.variables())
-            bucket.remove(MARKER)  # first: its files are replaced one by one
+            with suppress(BlobMissing):  # a first upload needs no right to delete
+                bucket.read(MARKER)
+                bucket.remove(MARKER)  # before its files are replaced one by one
             for name, content in files.items():
                 bucket.write(name, content)
             failpoint("exporter.upload.after_files")

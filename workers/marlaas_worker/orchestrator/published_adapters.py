@@ -114,7 +114,7 @@ class PublishedAdapters:
         published = progress.published if progress is not None and progress.phase is Phase.SUCCEEDED else {}
         is_uploaded = any(wanted.agent in addresses for addresses in document.spec.uploads.values())
         if not is_uploaded or published.get(wanted.agent) != wanted.version:
-            raise InvalidInput("the job publishes and uploads no such version")
+            raise InvalidInput("the job publishes no such version, or does not upload it")
         key = document.ref, wanted.agent, wanted.version
         if key not in self._manifests:
             # A promoted version may be thousands of manifests away from the newest one, so what was found is kept.
