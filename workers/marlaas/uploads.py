@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from marlaas.adapter_folder import MARKER, Files, objection, write_adapter
 from marlaas.models.errors import UploadRefused
@@ -22,9 +22,12 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.failpoints import failpoint
 from marlaas_api.messages.job_spec import ExportSettings, Upload
 
+if TYPE_CHECKING:
+    from marlaas_api.blobs_store import ForeignBucket
+
 BUCKET = "s3://"
 _HOW = "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, and AWS_REGION or AWS_ENDPOINT_URL"
-_PREFIX = re.compile(r"s3://[\w.-]+(/[\w.=@-]+)+")
+_PREFIX = re.compile(r"s3://[\w.-]+(/[\w-][\w.=@-]*)+")
 
 
 class UploadTarget(Protocol):
@@ -80,16 +83,16 @@ class HubTarget:
 
 @dataclass(frozen=True, slots=True)
 class BucketTarget:
-    """Prefixes of buckets of S3. variables: of its client, beside those of the process, which they override."""
+    """Prefixes of buckets of S3. variables: returns those of its client, with the credentials; None: the client reads those of the process."""
 
-    variables: Callable[[], Mapping[str, str]] = dict
+    variables: Callable[[], Mapping[str, str]] | None = None
 
     @property
     def name(self) -> Upload:
         return "s3"
 
     def require(self, addresses: Iterable[str]) -> None:
-        given = {**os.environ, **self.variables()}
+        given = os.environ if self.variables is None else self.variables()
         if not any(given.get(name) for name in S3_CREDENTIALS):
             raise UploadRefused(f"there are no credentials for the bucket: {_HOW}")
         for address in addresses:
@@ -100,19 +103,15 @@ class BucketTarget:
         return address.rpartition("/")[2]
 
     def has(self, address: str, marker: bytes) -> bool:
-        from marlaas_api.blobs_store import ForeignBucket
-
         try:
             with _answered(address):
-                return ForeignBucket(address, self.variables()).read(MARKER) == marker
+                return self._open(address).read(MARKER) == marker
         except BlobMissing:
             return False
 
     def put(self, address: str, files: Files, marker: bytes) -> str:
-        from marlaas_api.blobs_store import ForeignBucket
-
         with _answered(address):
-            bucket = ForeignBucket(address, self.variables())
+            bucket = self._open(address)
             with suppress(BlobMissing):  # a first upload needs no right to delete
                 bucket.read(MARKER)
                 bucket.remove(MARKER)  # before its files are replaced one by one
@@ -121,6 +120,11 @@ class BucketTarget:
             failpoint("exporter.upload.after_files")
             bucket.write(MARKER, marker)
         return address
+
+    def _open(self, address: str) -> "ForeignBucket":
+        from marlaas_api.blobs_store import ForeignBucket
+
+        return ForeignBucket(address, {} if self.variables is None else self.variables())
 
 
 @contextmanager

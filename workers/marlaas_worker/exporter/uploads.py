@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ _S3_KEYS = (
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_SKIP_SIGNATURE"),
 )
+_DRAWING = threading.Lock()
+"""Several targets may draw at once, and matplotlib is not made for that."""
 
 
 class JobSource(Protocol):
@@ -162,7 +165,8 @@ class UploadDestination:
     def _with_card(self, records: JobRecords, agent: str, folder: Path, address: str) -> Files:
         document, curve = records.document, None
         if records.has_curve:
-            curve = draw_curve(str(document.ref), records.steps, records.evals, document.spec.rollout.group_size)
+            with _DRAWING:
+                curve = draw_curve(str(document.ref), records.steps, records.evals, document.spec.rollout.group_size)
         return files_with(folder, job_card(self.target.loaded_as(address), records, agent, config_of(folder)), curve)
 
     def _mark(self, agent: str, version: int) -> str:
