@@ -51,6 +51,13 @@ class BlobRef(BaseModel):
     size_bytes: int
 
 
+S3_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+)
+"""Variables of credentials for S3. Without one of them the client would ask a cloud's metadata service, which no pod of a job may reach."""
+
+
 def sha256_hex(data: bytes) -> str:
     """Return the sha256 of some bytes, in hex."""
     return hashlib.sha256(data).hexdigest()

@@ -9,13 +9,14 @@ import errno
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import obstore
 from obstore.exceptions import BaseError, PermissionDeniedError, UnauthenticatedError
@@ -35,6 +36,7 @@ from marlaas_api.errors import InvalidInput, MarlaasError
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
+    from obstore.store import S3Config
 
 T = TypeVar("T")
 
@@ -49,6 +51,8 @@ _NO_SPACE = re.compile(
     r"status code: 507\b|StorageFull|Insufficient ?Storage|QuotaExceeded|QuotaReached|disk quota", re.IGNORECASE
 )
 """Answers of object stores without space; S3-compatible stores have no common code for it."""
+_STATUS = re.compile(r"status code: (\d+[\w ]*)")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
 _DENIED = re.compile(r"status code: 40[13]\b|AccessDenied|Forbidden|Unauthorized")
 """Numbers count only behind these words: errors also have times ("in 403.9ms") and the names of blobs."""
 
@@ -76,10 +80,17 @@ def open_blobs(url_or_path: str | Path) -> "StoreBlobs":
     raise InvalidInput(f"blob store {where!r}: give a folder, or a URL with file://, s3://, gs://, az:// or memory://")
 
 
-def _cloud(url: str) -> ObjectStore:
+def answer_of(error: BlobUnavailable) -> tuple[str, str]:
+    """Return the HTTP status and the code of a store's answer; empty: it gave none."""
+    status, code = (pattern.search(str(error.__cause__)) for pattern in (_STATUS, _CODE))
+    return status[1].strip() if status else "", code[1] if code else ""
+
+
+def _cloud(url: str, variables: Mapping[str, str] = MappingProxyType({})) -> ObjectStore:
     try:
         return from_url(
             url,
+            config=cast("S3Config", dict(variables)) if variables else None,
             retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=_RETRY_S)},
             # These options override the environment, also AWS_ALLOW_HTTP. HTTP is allowed, so that the endpoint's scheme decides.
             client_options={
@@ -191,17 +202,18 @@ class StoredObject:
 
 
 class ForeignBucket:
-    """Reads a bucket that others write. Its calls block, and raise BlobMissing and BlobUnavailable, whose cause is the store's own error.
+    """Objects that others read and write, too. Its calls block, and raise BlobMissing and BlobUnavailable, whose cause is the store's own error.
 
     Args:
-        url: for example `s3://bucket`; credentials as for `open_blobs`.
+        url: for example `s3://bucket` or `s3://bucket/prefix`, below which all names are; credentials as for `open_blobs`.
+        variables: replace those of the environment.
 
     Raises:
         InvalidInput: the configuration is incomplete.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url, self._store = url, _cloud(url)
+    def __init__(self, url: str, variables: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._url, self._store = url, _cloud(url, variables)
 
     def below(self, folder: str) -> list[StoredObject]:
         """Return the objects below a folder, sorted by name; the empty folder is the whole bucket."""
@@ -223,6 +235,21 @@ class ForeignBucket:
                     file.write(chunk)
         if found != one:
             raise InvalidInput(f"{self._url}/{one.name} was replaced while it was read; begin again")
+
+    def read(self, name: str) -> bytes:
+        """Return an object's content."""
+        with _translated(self._url, missing=name):
+            return bytes(obstore.get(self._store, name).bytes())
+
+    def write(self, name: str, content: bytes | Path) -> None:
+        """Write an object, whole or not at all. content: or the file that has it."""
+        with _translated(self._url):
+            obstore.put(self._store, name, content)
+
+    def remove(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        with suppress(BlobMissing), _translated(self._url, missing=name):
+            obstore.delete(self._store, name)
 
 
 def _stored(meta: "ObjectMeta") -> StoredObject:

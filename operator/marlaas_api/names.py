@@ -45,6 +45,11 @@ def hub_repository(repository: str, agent: str, num_trained: int) -> str:
     return repository if num_trained == 1 else f"{repository}-{agent}"
 
 
+def export_folder(base: str, agent: str, num_trained: int) -> str:
+    """Return the folder or URL of an agent's adapter, likewise below that of `export.s3` or `export.volume`."""
+    return base if num_trained == 1 else f"{base}/{agent}"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class JobRef:
     """Identity of one RLJob. The uid separates a job from an earlier one of the same name."""

@@ -304,26 +304,26 @@ _REPORTS = {
     Reason.REPORTING: Text(
         ReasonStage.WORKING,
         Actor.NOBODY,
-        "The job's trackers, webhooks and the hub have all that it has made so far, or its end.",
+        "The destinations of spec.export have all that the job has made so far, or its end.",
         NOTHING,
     ),
     Reason.EXPORTER_STARTING: Text(
         ReasonStage.WORKING,
         Actor.NOBODY,
-        "The pod that reports the job to trackers, webhooks and the hub is starting; the job does not wait for it.",
+        "The pod that reports the job and uploads its adapters is starting; the job does not wait for it.",
         NOTHING,
     ),
     Reason.UPLOADING: Text(
         ReasonStage.WORKING,
         Actor.NOBODY,
-        "The job has succeeded, and its adapters are being uploaded to the hub. Until then, at most for a day, ttlSecondsAfterFinished does not delete it.",
+        "The job has succeeded, and its adapters are being uploaded to hub, bucket or volume. Until then, at most for a day, ttlSecondsAfterFinished does not delete it.",
         NOTHING,
     ),
     Reason.REPORT_DELAYED: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "A tracker, a webhook or the hub is away or refuses what it is sent, or the pod that sends to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
-        "Check the content of the Secrets that spec.export names, and whether the tracker or hub is up. For another egress or Secret, create a new job.",
+        "A tracker, a webhook or a target of uploads is away or refuses what it is sent, or the pod that sends to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
+        "Check the content of the Secrets that spec.export names, and whether the tracker, hub or store is up. For another egress or Secret, create a new job.",
     ),
 }
 

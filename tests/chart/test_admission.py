@@ -130,10 +130,11 @@ def create(release: Release, export: Document = MappingProxyType({}), **environm
 
 
 def exported(secrets: list[str]) -> Document:
-    """Eight of them for trackers, the last one for the hub, the others for webhooks."""
-    webhooks = [{"webhook": {"secretRef": {"name": name, "key": "url"}}} for name in secrets[8:-1]]
-    hub = {"repo": "a/b", "tokenSecretRef": {"name": secrets[-1], "key": "token"}}
-    return {"secretRefs": names(secrets[:8]), "notify": webhooks, "hub": hub}
+    """Eight of them for trackers, the last ones for hub and bucket, the others for webhooks."""
+    webhooks = [{"webhook": {"secretRef": {"name": name, "key": "url"}}} for name in secrets[8:-2]]
+    hub = {"repo": "a/b", "tokenSecretRef": {"name": secrets[-2], "key": "token"}}
+    bucket = {"url": "s3://a/b", "secretRef": {"name": secrets[-1]}}
+    return {"secretRefs": names(secrets[:8]), "notify": webhooks, "hub": hub, "s3": bucket}
 
 
 @pytest.mark.parametrize("field", ["environment.secretRefs", "environment.imagePullSecrets", "export"])
@@ -141,7 +142,7 @@ def exported(secrets: list[str]) -> Document:
 def test_an_author_names_no_secret_that_they_may_not_read(editor, field, at):
     named = [*READABLE[:at], "login", *READABLE[at + 1 :]]
     sentence = f"{field}: Secret login may not be read by ed in namespace team-a; remove it from the job"
-    given = exported([READABLE[-1], *named]) if field == "export" else names(named)
+    given = exported([*READABLE[-2:], *named]) if field == "export" else names(named)
     assert sentence in create(editor, **{field.rpartition(".")[2]: given})
 
 
@@ -153,11 +154,14 @@ def test_an_author_names_no_volume_that_they_may_not_read(editor, at):
         assert create(editor, volumes=named) == ""
         named[at][field] = closed
         assert f"environment.volumes: {kind} login may not be read by ed" in create(editor, volumes=named)
+    for claim, words in (("open", "export.volume: PersistentVolumeClaim open may not be written by ed"), ("own", "")):
+        answer = create(editor, {"volume": {"claimName": claim, "path": "a"}})
+        assert words in answer if words else answer == ""
 
 
 def test_an_author_names_as_many_secrets_as_a_job_may_have(editor):
     every = {"secretRefs": names(READABLE), "imagePullSecrets": names(READABLE)}
-    assert create(editor, exported([*READABLE, READABLE[0]]), **every) == ""
+    assert create(editor, exported([*READABLE, *READABLE[:2]]), **every) == ""
 
 
 @pytest.mark.parametrize(("cidrs", "refused"), [*rows(__file__, "egress"), MANY])

@@ -1,17 +1,17 @@
-"""`marlaas push`: which adapter is uploaded, and what its model card says."""
+"""`marlaas push` and uploads of a run: which adapter is uploaded, and what its model card says."""
 
 import json
 from dataclasses import replace
 
 import pytest
 import yaml
-from bench import hub_server
+from bench import hub_server, s3_server
 from huggingface_hub import constants
 from tests.cli.conftest import invoke
 from tests.cli.test_tools import leave
 from tests.harness import a_progress, a_step, identity, job_document
 
-from marlaas.local.pushing import HubExporter, require_hub
+from marlaas.local.pushing import Uploader, require_targets
 from marlaas.local.records import open_job
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord
@@ -97,12 +97,12 @@ def test_a_manifests_adapters_are_uploaded_once_each_and_a_failure_says_how_to_r
     adapter(folder / "critic")
     adapter(folder / "policy")
     ended = a_progress(document, phase="Succeeded", step=2, versions={"policy": 3, "critic": 2}, promoted={"policy": 2})
-    exporter = HubExporter(tmp_path / "pushed", notes.append)
-    assert exporter.push(replace(found, document=document, progress=a_progress(document, versions={"policy": 3})))
+    uploader = Uploader(tmp_path / "pushed", notes.append)
+    assert uploader.push(replace(found, document=document, progress=a_progress(document, versions={"policy": 3})))
     assert not hub.models, "the job goes on"
     hub.failures["commit"] = [403]
-    assert not exporter.push(replace(found, document=document, progress=ended))
-    again = HubExporter(tmp_path / "pushed", notes.append)
+    assert not uploader.push(replace(found, document=document, progress=ended))
+    again = Uploader(tmp_path / "pushed", notes.append)
     assert again.push(replace(found, document=document, progress=ended))
     assert {name: is_private for name, (is_private, _) in hub.models.items()} == {
         "acme/sums-policy": False,
@@ -115,10 +115,42 @@ def test_a_manifests_adapters_are_uploaded_once_each_and_a_failure_says_how_to_r
         f"a/one: version {version} of agent {name} is at {hub.url}/acme/sums-{name}"
         for name, version in (("critic", 2), ("policy", 2))
     ]
-    require_hub(document)
+    require_targets(document)
+    folders = job_document(spec={**spec, "export": {"s3": {"url": "s3://b/sums"}}}).spec.uploads
+    assert folders == {"s3": {"policy": "s3://b/sums/policy", "critic": "s3://b/sums/critic"}}
     taken = {**spec, "export": {"hub": {"repo": "acme/sums.git"}}, "agents": agents[:1]}
     with pytest.raises(InvalidInput, match=r"acme/sums.git is no name that the hub takes"):
-        require_hub(job_document("one", spec=taken))
+        require_targets(job_document("one", spec=taken))
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(InvalidInput, match=r"job a/one: spec\.export\.hub: set HF_TOKEN"):
-        require_hub(document)
+        require_targets(document)
+
+
+def test_a_bucket_and_a_folder_get_a_version_once_with_its_marker(out, tmp_path, monkeypatch):
+    export = {"s3": {"url": "s3://bucket/sums"}, "volume": {"claimName": "adapters", "path": "sums"}}
+    document, notes = job_document("one", uid="one", namespace="a", spec={**SPEC, "export": export}), list[str]()
+    ended = a_progress(document, phase="Succeeded", versions={"policy": 3}, promoted={"policy": 2})
+    found = replace(open_job(out, "one"), document=document, progress=ended)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=r"spec\.export\.s3: there are no credentials for the bucket: set AWS_ACC"):
+        require_targets(document)
+    with s3_server.serving() as bucket:
+        for name, value in bucket.variables.items():
+            monkeypatch.setenv(name, value)
+        bucket.refusal, bucket.refused = (403, "AccessDenied"), ("PUT",)
+        for marks, has_all in (("this run", False), ("this run", True), ("another run", True)):
+            assert Uploader(tmp_path / marks, notes.append).push(found) == has_all
+            bucket.refusal = None
+        assert bucket.asked["PUT"] == 1 + 5, "one refused, and each file once"
+        for source, *target in ((out, "s3://bucket/sums", "--job", "one"), (found.adapter_of("policy"), "./mine")):
+            assert invoke("push", str(source), *target).exit_code == 0
+    written = {one.name: one.read_bytes() for one in (tmp_path / "sums").iterdir()}
+    assert bucket.objects == {f"sums/{name}": content for name, content in written.items()}
+    assert b'"agent": "policy",\n  "version": 2,' in written["marlaas.json"]
+    assert b'from_pretrained("sums")' in written["README.md"]
+    assert b'from_pretrained("mine")' in (tmp_path / "mine" / "README.md").read_bytes()
+    assert "spec.export.s3: the store of s3://bucket/sums answers 403 Forbidden (AccessDenied)" in notes[0]
+    assert notes[0].endswith(f"upload it with: marlaas push {found.folder} s3://bucket/sums --agent policy")
+    (tmp_path / "sums" / "adapter_config.json").unlink()
+    with pytest.raises(InvalidInput, match=r"spec\.export\.volume: .*/sums holds files other than an adapter"):
+        require_targets(document)

@@ -23,18 +23,19 @@ ENTRY = "key"
 """Key under which an entry of a mapping is put."""
 
 BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "pattern", "minItems", "maxItems", "maxProperties", "format")
-_STEP = re.compile(r"\.?([A-Za-z]+|\[\]|\{\})")
+_STEP = re.compile(r"\.?([A-Za-z0-9]+|\[\]|\{\})")
 Json = Any
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with words for what is long: `!text 5` and `!digits 5`, `!times [5, entry]` (# is the number of each), `!mapping [5, value]`."""
+    """YAML with words for what is long: `!text 5` (`!text 5 b/` begins with b/) and `!digits 5`, `!times [5, entry]` (# is the number of each), `!mapping [5, value]`."""
 
 
 def _repeated(character: str) -> Callable[[yaml.SafeLoader, yaml.Node], str]:
     def construct(loader: yaml.SafeLoader, node: yaml.Node) -> str:
         assert isinstance(node, yaml.ScalarNode)
-        return character * int(loader.construct_scalar(node))
+        length, _, begin = loader.construct_scalar(node).partition(" ")
+        return begin + character * (int(length) - len(begin))
 
     return construct
 

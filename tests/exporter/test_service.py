@@ -5,13 +5,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from bench import hub_server
+from bench import hub_server, s3_server
 from huggingface_hub import constants
 from tests.harness import Harness, a_manifest, a_progress, a_step, identity, job_document
 from tests.tables import data
 
 from marlaas.trackers.seam import End, MemoryTracker
-from marlaas_api import subjects
+from marlaas_api import failpoints, subjects
 from marlaas_api.bus import BusRefused
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import AdapterRequest, EvalRecord, ExportReport, Phase, PolicyRecord
@@ -75,9 +75,9 @@ class Scene(Harness):
         yield
         await end_tasks([task])
 
-    async def succeed_with_adapters(self) -> None:
+    async def succeed_with_adapters(self, spec: str = "hub_spec") -> None:
         """The job uploads adapters, has succeeded with two versions, and promotes the first."""
-        self.document, ref = job_document(spec=data(__file__, "hub_spec")), None
+        self.document, ref = job_document(spec=data(__file__, spec)), None
         for version in (1, 2):
             files = {name: await self.blobs.put(f"v{version}", name, ADAPTER[name]) for name in ADAPTER}
             ref = await self.blobs.put("v", "m", encode(a_manifest(self.document, version, files=files, parent=ref)))
@@ -178,7 +178,8 @@ async def test_an_adapter_is_uploaded_once_over_kills_a_refusal_and_a_damaged_do
     with hub_server.serving() as hub:
         for name, value in hub.constants.items():
             monkeypatch.setattr(constants, name, value)
-        errors = []
+        errors, reads, last = [], [], MemoryBus.last
+        monkeypatch.setattr(MemoryBus, "last", lambda bus, *name: reads.append(name[1]) or last(bus, *name))
 
         def note(told: ExportReport) -> bool:
             errors.append(error := told.destinations[0].error)
@@ -191,7 +192,8 @@ async def test_an_adapter_is_uploaded_once_over_kills_a_refusal_and_a_damaged_do
                 report = await scene.report(note)
         is_private, files = hub.models["acme/sums"]
         assert (is_private, sum("/commit/" in one for one in hub.asked)) == (True, 1)
-    assert (report.uploaded, report.destinations[0].url) == (("policy@v1",), f"{hub.url}/acme/sums")
+    assert sum(one.startswith("step.") for one in reads) == 3 * 4, "by each exporter, and once for the uploads"
+    assert (report.uploaded, report.destinations[0].url) == (("hub policy@v1",), f"{hub.url}/acme/sums")
     for words in (
         "there is no token",
         "adapter_model.safetensors has sha256",
@@ -202,6 +204,44 @@ async def test_an_adapter_is_uploaded_once_over_kills_a_refusal_and_a_damaged_do
     assert (files, curve[:4]) == (ADAPTER, b"\x89PNG")
     assert "base_model: acme/base\n" in card
     assert "4 steps of" in card
+
+
+@pytest.mark.slow
+async def test_a_bucket_and_a_volume_have_a_marker_only_beside_all_files_of_its_version(scene, monkeypatch):
+    await scene.succeed_with_adapters("stores_spec")
+    folder, places = (
+        scene.scratch / "volume" / "a" / "sums",
+        {"exporter.upload.after_files", "exporter.upload.before_rename"},
+    )
+    for name, path in (("MARLAAS_S3_FOLDER", scene.scratch), ("MARLAAS_EXPORT_VOLUME", scene.scratch / "volume")):
+        monkeypatch.setenv(name, str(path))
+
+    def kill(name: str) -> None:
+        if name in places:
+            raise OSError(name)
+
+    with s3_server.serving() as bucket:
+        bucket.objects["sums/marlaas.json"] = b"of another version"
+        monkeypatch.setattr(failpoints, "hook", kill)
+        async with scene.exporting(), scene.role("orchestrator", serve):
+            await scene.report(lambda told: "there are no credentials for the bucket" in told.destinations[0].error)
+            for name, value in bucket.variables.items():
+                (scene.scratch / name).write_text(value)
+            await scene.report(lambda told: {one.error.partition(": ")[2] for one in told.destinations} == places)
+        assert bucket.objects.keys() == {f"sums/{name}" for name in (*ADAPTER, "README.md", "curve.png")}
+        assert not folder.exists()
+        for scene.now, hook in (
+            (1001.0, None),
+            (1002.0, kill),
+        ):  # the second exporter has lost its report, and finds the markers
+            monkeypatch.setattr(failpoints, "hook", hook)
+            async with scene.exporting(), scene.role("orchestrator", serve):
+                report = await scene.report(lambda told: told.ended and told.at == scene.now)
+            await scene.put(subjects.EXPORTS, scene.document.ref.key, report.model_copy(update={"uploaded": ()}))
+    written = {one.name: one.read_bytes() for one in folder.iterdir()}
+    assert bucket.objects == {f"sums/{name}": content for name, content in written.items()}
+    assert (written.items() >= ADAPTER.items(), b'"version": 1,' in written["marlaas.json"]) == (True, True)
+    assert sorted(report.uploaded) == ["s3 policy@v1", "volume policy@v1"]
 
 
 async def test_the_orchestrator_sends_an_adapter_only_to_its_own_job_and_what_the_job_publishes(scene, monkeypatch):

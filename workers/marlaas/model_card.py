@@ -1,18 +1,17 @@
-"""Model card of an adapter: what a hub and its readers need to know of it, from the records of its run; and the files that lie beside it."""
+"""Model card of an adapter: what its readers need to know of it, from the records of its run; and the files that lie beside it."""
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from marlaas.adapter_folder import CONFIG, Files, plain_files
 from marlaas.local.table import number
 from marlaas.plots.figure import CURVE_FILE
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord, JobDocument, Progress, StepRecord
 
-CONFIG, CARD = "adapter_config.json", "README.md"
-Files = dict[str, Path | bytes]
-"""Files of a repository by name: where they lie, or what they hold."""
+CARD = "README.md"
 FORMAT = "library_name: peft\npipeline_tag: text-generation"
 
 
@@ -28,7 +27,7 @@ class JobRecords:
 
 
 def plain_card(repository: str, config: Mapping[str, object]) -> str:
-    """Return the card of an adapter without a run: its PEFT configuration says all that is known. repository: its name on the hub."""
+    """Return the card of an adapter without a run: its PEFT configuration says all that is known. repository: what PEFT loads it by."""
     return _card(repository, repository.rpartition("/")[2], config, [], "")
 
 
@@ -52,9 +51,9 @@ def base_of(config: Mapping[str, object]) -> str:
     return "" if PurePath(base).is_absolute() or base.startswith(".") else base
 
 
-def plain_files(adapter: Path) -> Files:
-    """Return the files of an adapter's folder by name."""
-    return {one.name: one for one in sorted(adapter.iterdir()) if one.is_file()}
+def files_with(adapter: Path, card: str, curve: Path | bytes | None) -> Files:
+    """Return the files of an adapter's folder with its card and, if there is one, its curve."""
+    return plain_files(adapter) | ({} if curve is None else {CURVE_FILE: curve}) | {CARD: card.encode()}
 
 
 def own_card(adapter: Path) -> str:

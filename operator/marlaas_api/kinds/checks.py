@@ -68,6 +68,9 @@ def check_cluster(job: RLJob) -> Iterator[Problem]:
     if job.spec.export.hub is not None and job.spec.export.hub.token_secret_ref is None:
         text = "a cluster takes the hub's token from a Secret of the job's namespace, and refuses the job without; add tokenSecretRef: {name, key}"
         yield Problem(("spec", "export", "hub"), text)
+    if job.spec.export.s3 is not None and job.spec.export.s3.secret_ref is None:
+        text = "a cluster takes the bucket's keys from a Secret of the job's namespace, and refuses the job without; add secretRef: {name}"
+        yield Problem(("spec", "export", "s3"), text)
 
 
 def check_local(job: RLJob) -> Iterator[Problem]:

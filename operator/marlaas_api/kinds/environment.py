@@ -117,7 +117,7 @@ class Egress(Spec):
 
 
 class SecretRef(Spec):
-    """A Secret in the job's namespace, whose keys become environment variables."""
+    """A Secret in the job's namespace."""
 
     model_config = ConfigDict(json_schema_extra=rules((f"!self.name.endsWith('{RESERVED_ENDING}')", _RESERVED)))
 

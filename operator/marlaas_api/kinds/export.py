@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from marlaas_api.kinds.base import Distinct, PathText, Spec, list_map, matching
+from marlaas_api.kinds.base import Distinct, ObjectName, PathText, Spec, list_map, matching
 from marlaas_api.kinds.environment import Egress, SecretRef
 
 Tracker = Literal["tensorboard", "wandb", "mlflow"]
@@ -70,6 +70,49 @@ class HubExport(Spec):
     )
 
 
+_SEGMENT = "[A-Za-z0-9_-][A-Za-z0-9_.=@-]*"
+"""Part of a path. It does not begin with a dot, so it is neither `.` nor `..`."""
+
+
+class BucketExport(Spec):
+    """Objects of a bucket of S3, or of a store that speaks its protocol."""
+
+    url: Annotated[
+        str,
+        matching(
+            rf"^s3://[A-Za-z0-9][A-Za-z0-9._-]*(/{_SEGMENT})+$",
+            "s3://BUCKET/PREFIX, of letters, digits and _.=@-; no part begins with a dot",
+            1024,
+        ),
+    ] = Field(
+        description="Where the adapter's files are written, s3://BUCKET/PREFIX. Of a job with several trained agents, each has a PREFIX/AGENT."
+    )
+    secret_ref: SecretRef | None = Field(
+        None,
+        description="Secret whose keys are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, as far as the store needs them; a cluster "
+        "requires it. The job's author must be allowed to get it. Absent: `marlaas run`, which takes these variables of the shell in any case.",
+    )
+
+
+class VolumeExport(Spec):
+    """A folder of a PersistentVolumeClaim."""
+
+    claim_name: ObjectName = Field(
+        description="Name of the PersistentVolumeClaim in the job's namespace. Only the pod that exports the job mounts it. The job's author must be allowed "
+        "to update it. `marlaas run` has a folder of this name beside the manifest."
+    )
+    path: Annotated[
+        str,
+        matching(
+            rf"^{_SEGMENT}(/{_SEGMENT})*$",
+            "a folder below the volume, of letters, digits and _.=@-; no part begins with a dot",
+            1024,
+        ),
+    ] = Field(
+        description="Folder below the volume; made if it does not exist. Of a job with several trained agents, each has a subfolder AGENT."
+    )
+
+
 class ExportSpec(Spec):
     """Destinations of the promoted adapter besides the blob store, trackers that receive metrics, and receivers of messages."""
 
@@ -82,6 +125,12 @@ class ExportSpec(Spec):
         None,
         description="Repository of the Hugging Face hub to which the adapter is uploaded with its model card once the job has succeeded; in a cluster by a pod "
         "in the job's namespace. Absent: none.",
+    )
+    s3: BucketExport | None = Field(
+        None, description="Bucket to which the same files are uploaded, in the same way. Absent: none."
+    )
+    volume: VolumeExport | None = Field(
+        None, description="Volume to which the same files are written, in the same way. Absent: none."
     )
     trackers: Trackers = Field(
         (),
@@ -97,7 +146,7 @@ class ExportSpec(Spec):
     )
     egress: Annotated[tuple[Egress, ...], Field(max_length=16)] = Field(
         (),
-        description="Network destinations of trackers, webhooks and the hub, which the pod that sends to them may reach in a cluster; none by default.",
+        description="Network destinations of trackers, webhooks, hub and bucket, which the pod that sends to them may reach in a cluster; none by default.",
     )
     notify: Annotated[tuple[NotifySpec, ...], Field(max_length=8)] = Field(
         (), description="Receivers of messages about the job's end, its failure and long waits; none by default."

@@ -10,7 +10,7 @@ from marlaas_api.kinds.environment import EnvironmentSpec
 from marlaas_api.kinds.export import ExportSpec
 from marlaas_api.kinds.status import RLJobStatus
 from marlaas_api.kinds.training import CheckpointSpec, EvaluationSpec, RolloutSpec, TrainingSpec
-from marlaas_api.names import hub_repository
+from marlaas_api.names import export_folder, hub_repository
 
 _TEN_YEARS_S = 315_360_000
 _NAMED_AGENTS = (
@@ -91,7 +91,7 @@ class RLJobSpec(Spec):
         None,
         ge=0,
         le=_TEN_YEARS_S,
-        description="Delete the object this many seconds after the job has finished; an upload to the hub is waited for, at most a day. Absent: never.",
+        description="Delete the object this many seconds after the job has finished; an upload of its adapters is waited for, at most a day. Absent: never.",
     )
 
     backoff_limit: int = Field(
@@ -121,8 +121,16 @@ class RLJobSpec(Spec):
     @property
     def hub_repositories(self) -> tuple[str, ...]:
         """The hub's repositories to which the job's adapters are uploaded; empty without `export.hub`."""
-        hub, trained = self.export.hub, [one.name for one in self.agents if one.trainable and one.policy is None]
+        hub, trained = self.export.hub, self._trained
         return () if hub is None else tuple(hub_repository(hub.repo, name, len(trained)) for name in trained)
+
+    def export_folders(self, base: str) -> tuple[str, ...]:
+        """Return the folders or URLs of the job's adapters below the one of `export.s3` or `export.volume`."""
+        return tuple(export_folder(base, name, len(self._trained)) for name in self._trained)
+
+    @property
+    def _trained(self) -> list[str]:
+        return [one.name for one in self.agents if one.trainable and one.policy is None]
 
     @property
     def called_agents(self) -> tuple[str, ...]:

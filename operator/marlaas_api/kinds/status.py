@@ -22,7 +22,7 @@ CONDITIONS: dict[str, dict[str, str]] = {
     "RLJob": {
         "Admitted": "The orchestrator has admitted the job to its pool. While False, the reason says why: the job is queued, suspended, being deleted, or has ended.",
         "SandboxReady": "The job's sandbox pods are ready.",
-        "Reporting": "The job's trackers, webhooks and the hub (spec.export) have what it has made so far. False with the time since which one takes nothing; the job goes on.",
+        "Reporting": "The job's trackers, webhooks and uploads (spec.export) have what it has made so far. False with the time since which one takes nothing; the job goes on.",
         "Healthy": "The figures of the last step and evaluation are within their bounds. It is there from the first warning on.",
         "Complete": "The job has finished all steps, and its adapter is published. Final.",
         "Failed": "The job has failed. Final.",

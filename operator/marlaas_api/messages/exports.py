@@ -9,9 +9,9 @@ from marlaas_api.messages.base import BusMessage, Integer, JobMessage
 
 
 class DestinationReport(BusMessage):
-    """A tracker, a webhook or the hub of a job.
+    """A tracker, a webhook, or a target of uploads of a job.
 
-    name: the tracker's, `webhook 1` or `hub`. url: where people look at the tracker's run or the repository; empty if it has no address. since: unix
+    name: the tracker's, `webhook 1`, `hub`, `s3` or `volume`. url: where people look at the tracker's run or the repository; empty if it has no address. since: unix
     seconds since which it takes nothing; None while it works. error: why.
     """
 
@@ -24,7 +24,7 @@ class DestinationReport(BusMessage):
 class ExportReport(JobMessage):
     """State of a job's exporter; KV `exports`. The exporter writes it; the operator reads it, and the next exporter.
 
-    told: marks of the messages that were posted, oldest first. uploaded: likewise of the adapter versions that the hub has. ended: the mark of the job's end or rest (`Progress.rest_mark`) up to
+    told: marks of the messages that were posted, oldest first. uploaded: likewise of the adapter versions that targets have. ended: the mark of the job's end or rest (`Progress.rest_mark`) up to
     which every destination has everything; empty while the job goes on. at: unix seconds.
     """
 

@@ -1,7 +1,7 @@
 """The spec of a job in its document; `marlaas_api.kinds` documents the meaning of the fields."""
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, StringConstraints
 
@@ -14,7 +14,7 @@ from marlaas_api.messages.agent_settings import (
 from marlaas_api.messages.base import SpecPart
 from marlaas_api.messages.packed import PackedArgs
 from marlaas_api.messages.training_settings import ReferenceSettings, TrainingSettings
-from marlaas_api.names import MAX_TURNS_FACTOR, eval_index, group_token, hub_repository
+from marlaas_api.names import MAX_TURNS_FACTOR, eval_index, export_folder, group_token, hub_repository
 from marlaas_api.numeric import QUANTITY, TRAINED_COPIES
 
 QuantityText = Annotated[str, StringConstraints(pattern=QUANTITY)]
@@ -200,11 +200,31 @@ class HubExportSettings(SpecPart):
     token_secret_ref: SecretKey | None = None
 
 
+class BucketExportSettings(SpecPart):
+    """A prefix of a bucket."""
+
+    url: str
+    secret_ref: NameRef | None = None
+
+
+class VolumeExportSettings(SpecPart):
+    """A folder of a claim; with `marlaas run` an absolute path."""
+
+    claim_name: str
+    path: str
+
+
+Upload = Literal["hub", "s3", "volume"]
+"""Where adapters are uploaded: the key of `export`."""
+
+
 class ExportSettings(SpecPart):
     """Destinations of the adapter, the metrics and messages; only `marlaas run` reads `path`."""
 
     path: str | None = None
     hub: HubExportSettings | None = None
+    s3: BucketExportSettings | None = None
+    volume: VolumeExportSettings | None = None
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     secret_refs: tuple[NameRef, ...] = ()
     egress: tuple[EgressRule, ...] = ()
@@ -217,13 +237,18 @@ class ExportSettings(SpecPart):
 
     @property
     def is_reported(self) -> bool:
-        """Whether a cluster reports the job to trackers, webhooks or the hub."""
-        return bool(self.remote_trackers or self.notify or self.remote_hub)
+        """Whether a cluster reports the job to trackers or webhooks, or uploads its adapters."""
+        return bool(self.remote_trackers or self.notify or self.remote_uploads)
 
     @property
-    def remote_hub(self) -> HubExportSettings | None:
-        """The hub's repository if a cluster uploads to it; None without a token."""
-        return self.hub if self.hub is not None and self.hub.token_secret_ref is not None else None
+    def remote_uploads(self) -> tuple[Upload, ...]:
+        """Where a cluster uploads the adapters: to what needs no Secret, or names one."""
+        may = {
+            "hub": self.hub is not None and self.hub.token_secret_ref is not None,
+            "s3": self.s3 is not None and self.s3.secret_ref is not None,
+            "volume": self.volume is not None,
+        }
+        return tuple(name for name in get_args(Upload) if may[name])
 
 
 class JobSpec(SpecPart):
@@ -248,10 +273,17 @@ class JobSpec(SpecPart):
         return tuple(agent for agent in self.agents if agent.policy is None)
 
     @property
-    def hub_repositories(self) -> dict[str, str]:
-        """The hub's repository of each trained agent's adapter by the agent's name; empty without `export.hub`."""
-        hub, trained = self.export.hub, [one.name for one in self.policies if one.trainable]
-        return {} if hub is None else {name: hub_repository(hub.repo, name, len(trained)) for name in trained}
+    def uploads(self) -> dict[Upload, dict[str, str]]:
+        """Repository, URL or folder of each trained agent's adapter by the agent's name, for each of the places that `export` names."""
+        export, trained = self.export, [one.name for one in self.policies if one.trainable]
+        found: dict[Upload, dict[str, str]] = {}
+        if export.hub is not None:
+            found["hub"] = {name: hub_repository(export.hub.repo, name, len(trained)) for name in trained}
+        if export.s3 is not None:
+            found["s3"] = {name: export_folder(export.s3.url, name, len(trained)) for name in trained}
+        if export.volume is not None:
+            found["volume"] = {name: export_folder(export.volume.path, name, len(trained)) for name in trained}
+        return found
 
     @property
     def teacher(self) -> str | None:

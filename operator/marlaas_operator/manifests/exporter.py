@@ -1,4 +1,4 @@
-"""Objects of a job's exporter in the job's own namespace: a pod of the worker image that reports the job to trackers and webhooks, and uploads its adapters to the hub.
+"""Objects of a job's exporter in the job's own namespace: a pod of the worker image that reports the job to trackers and webhooks, and uploads its adapters.
 
 They are made as those of a sandbox. The pod gets the tenant's Secrets from the kubelet; the operator reads none. Its bus
 credential allows to read the job's document, progress, records and published adapters, and to write its report (`marlaas_api.bus_users.permissions`).
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from marlaas_api.kinds import SandboxBounds
 from marlaas_api.messages import JobDocument
-from marlaas_api.messages.job_spec import HubExportSettings
+from marlaas_api.messages.job_spec import ExportSettings
 from marlaas_operator.installation import Installation
 from marlaas_operator.manifests import network, pods
 from marlaas_operator.manifests.pods import Part, Placement, Volume
@@ -22,14 +22,16 @@ WEBHOOK = "MARLAAS_WEBHOOK_"
 """Prefix of the variables with the URLs of `export.notify`, counted from 1 (`marlaas.notifications`)."""
 _HUB, _TOKEN = "/etc/marlaas/hub", "token"
 """Folder and file with the hub's token, which the kubelet renews; HF_TOKEN_PATH names the file."""
+_S3, _VOLUME = "/etc/marlaas/s3", "/volume"
+"""Folders of the Secret with the bucket's variables, and of the claim; MARLAAS_S3_FOLDER and MARLAAS_EXPORT_VOLUME name them."""
 _BLOBS = f"file://{pods.SCRATCH}/blobs"
 """Required by the worker's command line; an exporter stores no blobs."""
 _GRACE_S = 20
 _START_S = 120
 _REQUESTS: Part = {"cpu": "20m", "memory": "192Mi"}
 """MLflow's client takes 150 MiB, that of W&B 100 MiB more in a process of its own."""
-_PLAIN, _WITH_HUB = ("1Gi", "1Gi"), ("2Gi", "16Gi")
-"""Limits of memory and of the scratch volume. Of the adapters to upload, one lies there at a time; rank 256 on a model with 70 B parameters is 12 GiB."""
+_OTHER_GI, _ADAPTER_GI = 4, 12
+"""Limit of the scratch volume. Of the adapters to upload, one of each target lies there at a time; rank 256 on a model with 70 B parameters is 12 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +104,15 @@ def _secret_data(exporter: Exporter) -> dict[str, str]:
 def _pod(exporter: Exporter, installation: Installation) -> Part:
     image, bounds = installation.worker_image, exporter.bounds
     export = exporter.document.spec.export
-    memory, scratch = _PLAIN if export.remote_hub is None else _WITH_HUB
-    env = pods.packages_env(installation) | ({"HF_TOKEN_PATH": f"{_HUB}/{_TOKEN}"} if export.remote_hub else {})
+    num = len(export.remote_uploads)
+    memory, scratch = ("2Gi", f"{_OTHER_GI + num * _ADAPTER_GI}Gi") if num else ("1Gi", "1Gi")
+    mounted = _mounted(export)
+    env = pods.packages_env(installation) | {variable: path for variable, path, _ in mounted}
     volumes = (
         pods.empty("scratch", pods.SCRATCH, scratch),
         pods.empty("tmp", "/tmp", "256Mi"),
         pods.secret("bus", pods.BUS_FOLDER, exporter.name),
-        *_token(export.remote_hub),
+        *(volume for _, _, volume in mounted),
         *pods.packages_volumes(installation),
     )
     placement = Placement(
@@ -133,13 +137,25 @@ def _pod(exporter: Exporter, installation: Installation) -> Part:
     return {**pods.pod_spec(exporter.name, placement, volumes, _GRACE_S), "containers": [container]}
 
 
-def _token(hub: HubExportSettings | None) -> list[Volume]:
-    """Return the volume with the hub's token. The pod also runs without the Secret; the exporter then reports that it is missing."""
-    if hub is None or (ref := hub.token_secret_ref) is None:
-        return []
-    mounted = pods.secret("hub", _HUB, ref.name)
-    source = {**mounted.source["secret"], "items": [{"key": ref.key, "path": _TOKEN}], "optional": True}
-    return [replace(mounted, source={"secret": source})]
+def _mounted(export: ExportSettings) -> list[tuple[str, str, Volume]]:
+    """Return what uploads need: each a variable, the path that it names, and the volume there.
+
+    The pod also runs without the Secrets; the exporter then reports that they are missing. Without the claim it does not start.
+    """
+    found = []
+    if export.hub is not None and (key := export.hub.token_secret_ref) is not None:
+        token = _optional("hub", _HUB, key.name, items=[{"key": key.key, "path": _TOKEN}])
+        found.append(("HF_TOKEN_PATH", f"{_HUB}/{_TOKEN}", token))
+    if export.s3 is not None and (ref := export.s3.secret_ref) is not None:
+        found.append(("MARLAAS_S3_FOLDER", _S3, _optional("s3", _S3, ref.name)))
+    if export.volume is not None:
+        found.append(("MARLAAS_EXPORT_VOLUME", _VOLUME, pods.claim("volume", _VOLUME, export.volume.claim_name)))
+    return found
+
+
+def _optional(name: str, path: str, secret_name: str, **fields: object) -> Volume:
+    mounted = pods.secret(name, path, secret_name)
+    return replace(mounted, source={"secret": {**mounted.source["secret"], **fields, "optional": True}})
 
 
 def _webhooks(exporter: Exporter) -> list[Part]:

@@ -1,7 +1,7 @@
 """The exporter of a job, which reports it to trackers and webhooks and uploads its adapters: when it runs, and what the job's status says of it.
 
-It runs from the job's first admission on; with `export.notify` already while the job is queued, and with nothing but `export.hub` once it has
-succeeded. After the end, or once the job is suspended, it stays until it has reported everything, at most `END_S` (`HUB_S` with `export.hub`). What it does never affects the job: its actions are apart
+It runs from the job's first admission on; with `export.notify` already while the job is queued, and with nothing but uploads once it has
+succeeded. After the end, or once the job is suspended, it stays until it has reported everything, at most `END_S` (`UPLOAD_S` with uploads). What it does never affects the job: its actions are apart
 from those of the sandbox (`Plan.aside`), and its pods are not counted among them.
 """
 
@@ -23,10 +23,10 @@ from marlaas_operator.snapshot import JobSnapshot
 HUB = "hub"
 """Name of the hub in a report and in the status."""
 REPORTING = "Reporting"
-"""Condition of a job: its trackers, webhooks and the hub have what it has made so far."""
+"""Condition of a job: its trackers, webhooks and targets of uploads have what it has made so far."""
 END_S = 3600.0
 """Longest time after a job's end for which its exporter tries to report the end."""
-HUB_S = 24 * 3600.0
+UPLOAD_S = 24 * 3600.0
 """The same if its adapters are uploaded: they are the job's result."""
 CHECK_S = 600.0
 _LATEST = 2.0**32
@@ -56,13 +56,13 @@ def _has_begun(export: ExportSettings, progress: Progress) -> bool:
 
 
 def _patience_s(export: ExportSettings) -> float:
-    return END_S if export.remote_hub is None else HUB_S
+    return UPLOAD_S if export.remote_uploads else END_S
 
 
 def is_uploading(snapshot: JobSnapshot, now: float) -> bool:
-    """Return whether the job has succeeded and the hub may still get its adapters."""
+    """Return whether the job has succeeded and its adapters may still be uploaded."""
     document, progress = snapshot.own_document, snapshot.own_progress
-    if document is None or progress is None or document.spec.export.remote_hub is None:
+    if document is None or progress is None or not document.spec.export.remote_uploads:
         return False
     return progress.phase is Phase.SUCCEEDED and bool(wanted(snapshot, now))
 
@@ -137,11 +137,15 @@ def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
     if fault is not None:
         return ConditionState(REPORTING, False, Reason.REPORT_DELAYED, fault.message)
     if report is None or not any(pod.ready for pod in snapshot.exporter_pods):
-        return ConditionState(REPORTING, False, Reason.EXPORTER_STARTING, "the pod that reports the job is starting")
+        volume = document.spec.export.volume
+        needed = "" if volume is None else f"; it needs the PersistentVolumeClaim {volume.claim_name}"
+        text = f"the pod that reports the job is starting{needed}"
+        return ConditionState(REPORTING, False, Reason.EXPORTER_STARTING, text)
     if is_uploading(snapshot, now):
-        return ConditionState(REPORTING, False, Reason.UPLOADING, "the adapters are being uploaded to the hub")
+        targets = " and ".join(document.spec.export.remote_uploads)
+        return ConditionState(REPORTING, False, Reason.UPLOADING, f"the adapters are being uploaded to {targets}")
     return ConditionState(
-        REPORTING, True, Reason.REPORTING, "trackers, webhooks and hub have all that the job has made so far"
+        REPORTING, True, Reason.REPORTING, "all destinations of spec.export have all that the job has made so far"
     )
 
 

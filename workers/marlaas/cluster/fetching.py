@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marlaas.adapter_folder import CONFIG, TENSORS, objection
 from marlaas.cluster.errors import AccessDenied, CommandFailed
 from marlaas.cluster.kubectl import Kubectl
 from marlaas.cluster.orchestrator_pod import output_of
 from marlaas.cluster.views import ClusterJobView
 from marlaas.local.folder import replace_folder, translated
-from marlaas.manifest.references import CONFIG, TENSORS, objection
 from marlaas_api.errors import InvalidInput
 from marlaas_api.kinds.status import AgentStatus
 

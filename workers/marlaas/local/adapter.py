@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+from marlaas.adapter_folder import CONFIG, plain_files, write_adapter
 from marlaas.local.folder import replace_folder, translated
-from marlaas.manifest.references import CONFIG, objection
 from marlaas.models.chosen_template import choose
 from marlaas_api.blobs import Blobs
 from marlaas_api.errors import InvalidInput
@@ -69,15 +69,8 @@ def export(adapter: Path, path: str, part: str) -> None:
         InvalidInput: the path cannot be written, or holds something else, which is left unchanged.
     """
     target = (Path(path).expanduser() / part).resolve()
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        why = objection(target)
-        if why is not None:
-            raise InvalidInput(why)
-        with translated(target):
-            shutil.rmtree(partial, ignore_errors=True)
-            shutil.copytree(adapter, partial)
-        replace_folder(partial, target)
+        write_adapter(plain_files(adapter), target)
     except InvalidInput as error:
         text = f"spec.export.path: the trained adapter is in {adapter} and cannot be copied to {target}: {error}"
         raise InvalidInput(text) from error

@@ -26,7 +26,7 @@ from marlaas.local.messages import RunNotifier
 from marlaas.local.modules import changed_data, changed_modules, data_files, module_files
 from marlaas.local.preparation import is_unseen, prepare
 from marlaas.local.processes import ROLE_COMMAND, Launcher, Watchdog, watchdog
-from marlaas.local.pushing import HubExporter, require_hub
+from marlaas.local.pushing import Uploader, require_targets
 from marlaas.local.recorder import Recorder
 from marlaas.local.records import OpenedJob
 from marlaas.local.report import Report
@@ -162,7 +162,7 @@ class _Run:
             ended = {progress.uid: progress for progress in record.progress if progress.phase.final}
             playing = [job for job in jobs if job.uid not in ended or not plan.settled(job, ended[job.uid])]
             for job in playing:
-                require_hub(job)
+                require_targets(job)
             self._modules = {**record.modules, **module_files(playing, wanted.folders)}
             self._data = {**record.data, **data_files(playing)}
             for note in (*changed_modules(record.modules, self._modules), *changed_data(record.data, self._data)):
@@ -270,13 +270,13 @@ class _Run:
             return results
 
     async def _push(self, folder: OutFolder, pools: Sequence[PoolDocument], results: Sequence[JobResult]) -> bool:
-        """Upload the adapters of `export.hub`, and return whether the hub has all of them."""
-        exporter, named = HubExporter(folder.state / "pushed", self._display.note), {pool.name: pool for pool in pools}
-        ended = [one for one in results if one.failure is None and one.document.spec.export.hub is not None]
+        """Upload the adapters of jobs that ask for it, and return whether all are where they belong."""
+        uploader, named = Uploader(folder.state / "pushed", self._display.note), {pool.name: pool for pool in pools}
+        ended = [one for one in results if one.failure is None and one.document.spec.uploads]
         jobs = [OpenedJob(one.document, named, folder.job(one.document.ref), one.progress) for one in ended]
         if jobs:
-            self._display.waiting("uploading adapters to the hub")
-        pushed = [await asyncio.to_thread(exporter.push, job) for job in jobs]
+            self._display.waiting("uploading adapters")
+        pushed = [await asyncio.to_thread(uploader.push, job) for job in jobs]
         return all(pushed)
 
     def _existing(self) -> Existing | None:
@@ -323,7 +323,7 @@ class _Run:
         changes.refuse_leftovers(parts.folder, before.jobs, found.jobs)
         for job in found.written:
             require_urls(job)
-            require_hub(job)
+            require_targets(job)
         cancelled = (*self._cancelled, *found.cancelled)
         modules = {**self._modules, **module_files(found.written, change.folders)}
         data = {**self._data, **data_files(found.written)}

@@ -151,7 +151,7 @@ def _named_at(job: RLJob, pool: str) -> Loc:
 
 
 def _laptops(job: RLJob) -> Iterator[Problem]:
-    """Yield settings that `marlaas run` supports and a cluster does not: a hub without token, modules beside the manifest, export folders, TensorBoard."""
+    """Yield settings that `marlaas run` supports and a cluster does not: a hub or bucket without Secret, modules beside the manifest, export folders, TensorBoard."""
     export = job.spec.export
     yield from check_cluster(job)
     for key, given in (("path", export.path), ("trackers", "tensorboard" in export.trackers)):

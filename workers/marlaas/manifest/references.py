@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from marlaas.adapter_folder import CONFIG, TENSORS, objection
 from marlaas.environment_check import Checked
 from marlaas.envs import BUILTINS, DATASET, own_modules, suite_args
 from marlaas.envs.loading import refuse_shadows
@@ -26,7 +27,6 @@ from marlaas_api.kinds.training import EvaluationSpec, SuiteSpec
 from marlaas_worker.peft_config import other_base, unsupported_fields
 
 TIMEOUT_S = 120.0
-CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def anchored(path: str, folder: Path) -> str:
@@ -44,7 +44,7 @@ def anchored_pool(pool: ModelPool, folder: Path) -> ModelPool:
 
 
 def anchored_job(job: RLJob, folder: Path) -> RLJob:
-    """Return the job with the paths of the adapters and data files that it reads from the manifest's folder."""
+    """Return the job with absolute paths of the adapters and data files that it reads, and of the folder of `export.volume`, from the manifest's folder."""
     agents = tuple(
         agent
         if agent.init_from is None
@@ -62,7 +62,17 @@ def anchored_job(job: RLJob, folder: Path) -> RLJob:
         environment = environment.model_copy(update={"args": _anchored_data(environment.args, folder)})
     suites = tuple(_anchored_suite(suite, folder) for suite in job.spec.evaluation.suites)
     evaluation = job.spec.evaluation.model_copy(update={"suites": suites})
-    changed = {"agents": agents, "training": training, "environment": environment, "evaluation": evaluation}
+    export = job.spec.export
+    if (volume := export.volume) is not None:
+        path = anchored(f"{volume.claim_name}/{volume.path}", folder)
+        export = export.model_copy(update={"volume": volume.model_copy(update={"path": path})})
+    changed = {
+        "agents": agents,
+        "training": training,
+        "environment": environment,
+        "evaluation": evaluation,
+        "export": export,
+    }
     return job.model_copy(update={"spec": job.spec.model_copy(update=changed)})
 
 
@@ -97,21 +107,6 @@ def _anchored_data(args: dict[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-def objection(target: Path) -> str | None:
-    """Return the reason why an adapter cannot be written to `target`; None if it can.
-
-    The reason is the end of a sentence that begins with the path.
-    """
-    if target.exists() and not target.is_dir():
-        return "is not a folder"
-    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).is_file():
-        return "holds files other than an adapter; choose a new folder"
-    there = next(folder for folder in target.absolute().parents if folder.exists())
-    if not there.is_dir():
-        return f"cannot be created: {there} is not a folder"
-    return None if os.access(there, os.W_OK | os.X_OK) else f"cannot be created: {there} is not writable"
-
-
 def adapter_problems(job: RLJob) -> Iterator[Problem]:
     """Yield problems that would keep a trainer on this machine from reading the adapters that the job names."""
     for loc, agent, path in _given(job):
@@ -144,26 +139,28 @@ def _given(job: RLJob) -> Iterator[tuple[Loc, AgentSpec, str]]:
 
 def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
     """Yield findings for exports that a local run could not write, or that two jobs would both write."""
-    first: dict[Path, Placed[RLJob]] = {}
-    owners: dict[str, Placed[RLJob]] = {}
+    first: dict[str | Path, Placed[RLJob]] = {}
     for job in jobs:
-        for repository in job.object.spec.hub_repositories:
-            there = owners.setdefault(repository, job)
+        for loc, target in _exports(job.object):
+            there = first.setdefault(target, job)
             if there is not job:
-                text = f"{repository} is also a repository of the job at {there.place}; choose another"
-                yield job.source.finding(Problem(("spec", "export", "hub", "repo"), text))
-        path = job.object.spec.export.path
-        target = Path(path).expanduser().absolute() if path is not None else None
-        if target is None:
-            continue
-        there = first.setdefault(target, job)
-        why = (
-            objection(target)
-            if there is job
-            else f"is also the export path of the job at {there.place}; choose another"
-        )
-        if why is not None:
-            yield job.source.finding(Problem(("spec", "export", "path"), f"{target} {why}"))
+                why: str | None = f"is also written by the job at {there.place}; choose another"
+            else:
+                why = objection(target) if isinstance(target, Path) else None
+            if why is not None:
+                yield job.source.finding(Problem(("spec", "export", *loc), f"{target} {why}"))
+
+
+def _exports(job: RLJob) -> Iterator[tuple[Loc, str | Path]]:
+    """Yield the fields of `export` with where the job's adapters go: a repository, a URL or a folder."""
+    spec, export = job.spec, job.spec.export
+    yield from ((("hub", "repo"), one) for one in spec.hub_repositories)
+    yield from ((("s3", "url"), one) for one in (spec.export_folders(export.s3.url) if export.s3 else ()))
+    yield from (
+        (("volume", "path"), Path(one)) for one in (spec.export_folders(export.volume.path) if export.volume else ())
+    )
+    if export.path is not None:
+        yield ("path",), Path(export.path).expanduser().absolute()
 
 
 def adapter_shape(given: Path) -> tuple[int, int]:

@@ -43,7 +43,7 @@ class JobView:
 
 
 class Destination(Protocol):
-    """One tracker or webhook. `deliver` and `close` block, and raise whatever the library raises."""
+    """One tracker, webhook or target of uploads. `deliver` and `close` block, and raise whatever the library raises."""
 
     @property
     def name(self) -> str:

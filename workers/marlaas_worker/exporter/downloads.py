@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from marlaas_api import subjects
@@ -56,11 +56,17 @@ def _checked(wanted: AdapterRequest, part: AdapterPart) -> AdapterPart:
     return part
 
 
-def download(whole: AdapterRequest, folder: Path, answer_to: Callable[[AdapterRequest], AdapterPart]) -> None:
-    """Write all files of a version into a folder, verified. A file that is there in part is continued.
+def download(
+    whole: AdapterRequest,
+    files: Mapping[str, AdapterFile],
+    folder: Path,
+    answer_to: Callable[[AdapterRequest], AdapterPart],
+) -> None:
+    """Write files of a version into a folder, verified. A file that is there in part is continued.
 
     Args:
         whole: names the version, and no file.
+        files: by name, as the answer to `whole` lists them.
         answer_to: `ask`, for a caller that may block.
 
     Raises:
@@ -68,7 +74,7 @@ def download(whole: AdapterRequest, folder: Path, answer_to: Callable[[AdapterRe
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, file in answer_to(whole).files.items():
+    for name, file in files.items():
         if Path(name).name != name:
             raise NotFetched(f"the adapter has a file of the name {name!r}")
         _download(whole.model_copy(update={"file": name}), file, folder / name, answer_to)

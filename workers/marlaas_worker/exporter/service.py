@@ -1,6 +1,6 @@
-"""The exporter: follows one job on the bus, tells trackers and webhooks about it, and uploads its adapters to the hub. The job never waits for it.
+"""The exporter: follows one job on the bus, tells trackers and webhooks about it, and uploads its adapters. The job never waits for it.
 
-Invariant: a row is delivered once, because the tracker is asked what it has; the mark of a message or an upload is stored after the webhook or the hub took it.
+Invariant: a row is delivered once, because the tracker is asked what it has; the mark of a message or an upload is stored after the webhook or the target took it.
 What it needs to go on is in the trackers and in its own key of the bus, so it may be killed at any time.
 """
 
@@ -23,8 +23,8 @@ from marlaas_worker.exporter.destinations import (
     WebhookDestination,
     in_thread,
 )
-from marlaas_worker.exporter.hub import BusSource, HubDestination
 from marlaas_worker.exporter.reader import JobReader
+from marlaas_worker.exporter.uploads import BusSource, UploadDestination, remote_target
 from marlaas_worker.role import RoleContext
 
 POLL_S = 2.0
@@ -55,6 +55,7 @@ class Exporter:
         self._reader = JobReader(context.bus, document)
         self._begun_at = context.now()
         self._told: list[str] = []
+        self._uploaded: list[str] = []
         self._stored: ExportReport | None = None
         self._stored_at = float("-inf")
         self._has_read = False
@@ -62,8 +63,11 @@ class Exporter:
         self._trackers = [TrackerDestination(name, context.scratch / name) for name in export.remote_trackers]
         webhooks = [WebhookDestination(entry, self._told) for entry in range(len(export.notify))]
         source = BusSource(context.bus, document, asyncio.get_running_loop())
-        self._hub = HubDestination(source, context.scratch / "hub") if export.remote_hub is not None else None
-        self.destinations: list[Destination] = [*self._trackers, *webhooks, *([self._hub] if self._hub else [])]
+        self._uploads = [
+            UploadDestination(remote_target(name, export), source, context.scratch / name, self._uploaded)
+            for name in export.remote_uploads
+        ]
+        self.destinations: list[Destination] = [*self._trackers, *webhooks, *self._uploads]
         self._changed = asyncio.Event()
         self.couriers = [Courier(one, self._view, self._changed.set) for one in self.destinations]
         context.metrics.ready = lambda: self._has_read
@@ -93,12 +97,12 @@ class Exporter:
             log.warning("the last report cannot be read, and is replaced: %s", error)
             return
         if report.uid == self._reader.first.uid:
-            self._told[:] = report.told
+            self._told[:], self._uploaded[:] = report.told, report.uploaded
             urls = {one.name: one.url for one in report.destinations}
             for tracker in self._trackers:
                 tracker.ended, tracker.url = report.ended, urls.get(tracker.name, "")
-            if self._hub is not None:
-                self._hub.uploaded[:], self._hub.url = report.uploaded, urls.get(self._hub.name, "")
+            for upload in self._uploads:
+                upload.url = urls.get(upload.name, "")
 
     async def _tick(self) -> None:
         try:
@@ -126,7 +130,7 @@ class Exporter:
             uid=first.uid,
             destinations=tuple(one.report() for one in self.couriers),
             told=tuple(self._told[-_MOST_MARKS:]),
-            uploaded=tuple(self._hub.uploaded[-_MOST_MARKS:]) if self._hub is not None else (),
+            uploaded=tuple(self._uploaded[-_MOST_MARKS:]),
             ended=progress.rest_mark if progress is not None and has_all else "",
         )
 

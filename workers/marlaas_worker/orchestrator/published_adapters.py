@@ -1,4 +1,4 @@
-"""Answers the exporters of jobs with `export.hub`, which cannot read the blob store, with parts of the adapters' files.
+"""Answers the exporters of jobs that upload their adapters, which cannot read the blob store, with parts of the adapters' files.
 
 A tenant holds an exporter's credential. The bus restricts it to its job's subject, but not the body and the reply subject of a request.
 So only the published versions of this very job are sent, to an inbox of this job, and at most one request of a job is in work.
@@ -106,14 +106,15 @@ class PublishedAdapters:
         return _part(wanted, data=await self._context.blobs.read(ref, wanted.offset, PART_BYTES))
 
     async def _manifest(self, wanted: AdapterRequest) -> Manifest:
-        """Return the manifest of the wanted version. Raises InvalidInput unless the job publishes it and exports it to the hub."""
+        """Return the manifest of the wanted version. Raises InvalidInput unless the job publishes it and uploads it."""
         document = self._documents.get(subjects.job_key(wanted.namespace, wanted.job))
         if document is None or document.uid != wanted.uid or document.deleted:
             raise InvalidInput("the job does not exist any more")
         progress = self._progress_of(document.ref)
         published = progress.published if progress is not None and progress.phase is Phase.SUCCEEDED else {}
-        if wanted.agent not in document.spec.hub_repositories or published.get(wanted.agent) != wanted.version:
-            raise InvalidInput("the job publishes no such version to the hub")
+        is_uploaded = any(wanted.agent in addresses for addresses in document.spec.uploads.values())
+        if not is_uploaded or published.get(wanted.agent) != wanted.version:
+            raise InvalidInput("the job publishes no such version, or does not upload it")
         key = document.ref, wanted.agent, wanted.version
         if key not in self._manifests:
             # A promoted version may be thousands of manifests away from the newest one, so what was found is kept.

@@ -15,13 +15,9 @@ from marlaas.envs.dataset.files import DataFile, data_file
 from marlaas.envs.dataset.problems import InvalidArgument, SourceSilent, SourceUnavailable
 from marlaas.envs.dataset.settings import endpoint
 from marlaas.models.cache import cache_folder
+from marlaas_api.blobs import S3_CREDENTIALS
 
 _CHILD = "marlaas.envs.dataset.s3_fetch"
-_CREDENTIALS = (
-    *("AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
-    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
-)
-"""Without one of them the client would ask a cloud's metadata service, which no environment may reach."""
 _HOW = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket; in a cluster, they are keys of a Secret "
     "that environment.secretRefs names"
@@ -42,7 +38,7 @@ def fetched(urls: Sequence[str], *loc: str | int, is_known: bool = False) -> tup
         SourceUnavailable: the store refuses, or (SourceSilent) does not answer.
     """
     kept = cache_folder() / "datasets" / f"s3-list-{_digest(urls)}.json"
-    may_ask = any(name in os.environ for name in _CREDENTIALS)
+    may_ask = any(name in os.environ for name in S3_CREDENTIALS)
     found = _known(kept) if is_known or not may_ask else None
     if found is None and not may_ask:
         raise InvalidArgument(f"there are no credentials for {urls[0]}: {_HOW}", *loc)

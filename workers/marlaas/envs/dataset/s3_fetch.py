@@ -17,15 +17,13 @@ from pathlib import Path
 from marlaas.envs.dataset.settings import OBJECTS, endpoint
 from marlaas.models.cache import build_once, cache_folder
 from marlaas_api.blobs import BlobFull, BlobMissing, BlobRefused, BlobUnavailable
-from marlaas_api.blobs_store import ForeignBucket, StoredObject
+from marlaas_api.blobs_store import ForeignBucket, StoredObject, answer_of
 from marlaas_api.errors import InvalidInput
 from marlaas_api.prctl import die_with_parent
 
 _MIB = 1 << 20
 _WILD = re.compile(r"(\*\*/|\*\*|[*?])")
 _AS_REGEX = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-_STATUS = re.compile(r"status code: (\d+[\w ]*)")
-_CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 def main() -> None:
@@ -47,7 +45,7 @@ def _answer(urls: list[str], kept: Path) -> dict[str, object]:
                 "problem": f"the disk of the cache {cache_folder()} has no room for {url}: free some, or set MARLAAS_CACHE"
             }
         except BlobUnavailable as error:
-            status, code = _answered(error)
+            status, code = answer_of(error)
             if code == "NoSuchBucket":
                 return {"problem": f"there is no bucket of {url}"}
             what = f"answers {status}{f' ({code})' if code else ''}" if status else "does not answer"
@@ -60,12 +58,6 @@ def _answer(urls: list[str], kept: Path) -> dict[str, object]:
     part.write_text(json.dumps(list(found.items())), encoding="utf-8")
     part.replace(kept)
     return {"found": list(found.items())}
-
-
-def _answered(error: BlobUnavailable) -> tuple[str, str]:
-    """Return the HTTP status and the code of the store's answer; empty: it gave none."""
-    status, code = (pattern.search(str(error.__cause__)) for pattern in (_STATUS, _CODE))
-    return status[1].strip() if status else "", code[1] if code else ""
 
 
 def _fetched(url: str) -> Iterator[tuple[str, str]]:

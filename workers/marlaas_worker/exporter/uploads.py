@@ -1,0 +1,204 @@
+"""Uploads as destinations of a job: hub, bucket or volume gets the adapter of every trained agent once the job has succeeded, with card and curve."""
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from marlaas.adapter_folder import Files
+from marlaas.model_card import JobRecords, config_of, files_with, job_card
+from marlaas.models.hub import require_token
+from marlaas.plots.figure import draw_curve
+from marlaas.trackers.seam import End
+from marlaas.uploads import BucketTarget, HubTarget, UploadTarget, VolumeTarget, marker_of
+from marlaas_api.bus import Bus
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import AdapterFile, AdapterPart, AdapterRequest, EvalRecord, JobDocument, Phase, StepRecord
+from marlaas_api.messages.job_spec import ExportSettings, Upload
+from marlaas_worker.exporter.destinations import JobView
+from marlaas_worker.exporter.downloads import NotFetched, ask, download
+from marlaas_worker.exporter.reader import JobReader
+
+T = TypeVar("T")
+
+S3_FOLDER, VOLUME = "MARLAAS_S3_FOLDER", "MARLAAS_EXPORT_VOLUME"
+"""Variables with the folders where the Secret of `export.s3` and the claim of `export.volume` are mounted."""
+_WHERE: Mapping[Upload, str] = {
+    "hub": "in a cluster the token comes from export.hub.tokenSecretRef, and the network from export.egress",
+    "s3": "in a cluster they are keys of the Secret export.s3.secretRef, and export.egress must allow the store",
+    "volume": "in a cluster the folder is on the claim of export.volume, where it must be writable for the group 10001",
+}
+_S3_KEYS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    *("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_SKIP_SIGNATURE"),
+)
+_DRAWING = threading.Lock()
+"""Several targets may draw at once, and matplotlib is not made for that."""
+
+
+class JobSource(Protocol):
+    """Where uploads get what they send. Calls block, and come from several threads."""
+
+    def records(self, view: JobView) -> JobRecords:
+        """Return the job's records, all of them. Raises NotFetched, and the errors of `JobReader.read`."""
+        ...
+
+    def forget(self) -> None:
+        """Drop the records that are kept for the next call."""
+        ...
+
+    def files(self, agent: str, version: int) -> Mapping[str, AdapterFile]:
+        """Return an adapter's files by name. Raises NotFetched, and the errors of the bus."""
+        ...
+
+    def fetch(self, agent: str, version: int, files: Mapping[str, AdapterFile], folder: Path) -> None:
+        """Write these files into a folder, as `download`."""
+        ...
+
+
+@dataclass(slots=True)
+class BusSource:
+    """Reads records and adapters over the bus, whose calls run in `loop`, for callers in other threads."""
+
+    bus: Bus
+    first: JobDocument
+    loop: asyncio.AbstractEventLoop
+    _reader: JobReader | None = None
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def records(self, view: JobView) -> JobRecords:
+        return self._wait(self._records(view))
+
+    def forget(self) -> None:
+        self._reader = None
+
+    def files(self, agent: str, version: int) -> Mapping[str, AdapterFile]:
+        return self._ask(self._whole(agent, version)).files
+
+    def fetch(self, agent: str, version: int, files: Mapping[str, AdapterFile], folder: Path) -> None:
+        download(self._whole(agent, version), files, folder, self._ask)
+
+    def _whole(self, agent: str, version: int) -> AdapterRequest:
+        ref = self.first.ref
+        return AdapterRequest(namespace=ref.namespace, job=ref.name, uid=ref.uid, agent=agent, version=version)
+
+    def _ask(self, wanted: AdapterRequest) -> AdapterPart:
+        return self._wait(self._answer(wanted))
+
+    async def _answer(self, wanted: AdapterRequest) -> AdapterPart:
+        async with self._asking:  # the orchestrator ignores a job's second request at a time
+            return await ask(self.bus, wanted)
+
+    async def _records(self, view: JobView) -> JobRecords:
+        """Read the records. They are kept only while an upload is repeated, because of their size; then only new ones are read."""
+        async with self._reading:
+            reader = self._reader = self._reader or JobReader(self.bus, self.first, kept=[])
+            await reader.read()
+        steps = [one for one in reader.kept or () if isinstance(one, StepRecord)]
+        evals = [one for one in reader.kept or () if isinstance(one, EvalRecord)]
+        if view.progress is None or len(steps) < view.progress.step:
+            raise NotFetched(f"only {len(steps)} of the job's steps can be read yet")
+        return JobRecords(view.document, view.progress, tuple(steps), tuple(evals), has_curve=bool(steps))
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self.loop).result()
+
+
+@dataclass(slots=True)
+class UploadDestination:
+    """A target of the job's adapters. folder: for one adapter at a time. uploaded: marks of the versions that targets have, which share the list."""
+
+    target: UploadTarget
+    source: JobSource
+    folder: Path
+    uploaded: list[str]
+    url: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    def lacks(self, view: JobView) -> bool:
+        return bool(self._due(view))
+
+    def deliver(self, view: JobView) -> None:
+        addresses = view.document.spec.uploads.get(self.target.name, {})
+        try:
+            self.target.require(addresses.values())
+            for agent, version in self._due(view).items():
+                self._upload(view, agent, version, addresses[agent])
+                self.uploaded.append(self._mark(agent, version))
+        except InvalidInput as error:  # of the target or its client
+            raise InvalidInput(f"{error}; {_WHERE[self.target.name]}") from error
+        self.source.forget()
+
+    def close(self, end: End | None) -> None:
+        return None
+
+    def _due(self, view: JobView) -> dict[str, int]:
+        """Return the versions that the target lacks, by agent; empty unless the job has succeeded."""
+        progress = view.progress
+        if progress is None or progress.phase is not Phase.SUCCEEDED:
+            return {}
+        agents = view.document.spec.uploads.get(self.target.name, {})
+        versions = {agent: progress.published.get(agent, -1) for agent in agents}
+        return {agent: at for agent, at in versions.items() if at >= 0 and self._mark(agent, at) not in self.uploaded}
+
+    def _upload(self, view: JobView, agent: str, version: int, address: str) -> None:
+        ref, files = view.document.ref, self.source.files(agent, version)
+        digests = {name: file.sha256 for name, file in files.items()}
+        marker = marker_of(digests, job=str(ref), uid=ref.uid, agent=agent, version=version)
+        if self.target.has(address, marker):
+            return
+        records, folder = self.source.records(view), self.folder / f"{agent}@v{version}"
+        self.source.fetch(agent, version, files, folder)
+        address = self.target.put(address, self._with_card(records, agent, folder, address), marker)
+        if address.startswith("http"):
+            self.url = address if len(view.document.spec.uploads[self.target.name]) == 1 else address.rpartition("/")[0]
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _with_card(self, records: JobRecords, agent: str, folder: Path, address: str) -> Files:
+        document, curve = records.document, None
+        if records.has_curve:
+            with _DRAWING:
+                curve = draw_curve(str(document.ref), records.steps, records.evals, document.spec.rollout.group_size)
+        return files_with(folder, job_card(self.target.loaded_as(address), records, agent, config_of(folder)), curve)
+
+    def _mark(self, agent: str, version: int) -> str:
+        return f"{self.target.name} {agent}@v{version}"
+
+
+def remote_target(name: Upload, export: ExportSettings) -> UploadTarget:
+    """Return a target of a job as its exporter reaches it: with Secrets and claims that the kubelet has mounted."""
+    if name == "hub":
+        return HubTarget(export.hub is None or export.hub.private, ready=_read_token)
+    if name == "s3":
+        return BucketTarget(_bucket_variables)
+    return VolumeTarget(Path(os.environ[VOLUME]))
+
+
+def _read_token() -> None:
+    """Set HF_TOKEN to the token of the Secret, which may have been corrected since the last call. Raises InvalidInput without one."""
+    token = _mounted("HF_TOKEN_PATH")
+    if not token:
+        raise InvalidInput("there is no token")
+    os.environ["HF_TOKEN"] = token
+    require_token()
+
+
+def _bucket_variables() -> dict[str, str]:
+    """Return what the Secret has for the bucket, which may have been corrected since the last call."""
+    return {key: found for key in _S3_KEYS if (found := _mounted(S3_FOLDER, key))}
+
+
+def _mounted(variable: str, key: str = "") -> str:
+    """Return the content of the file that a variable names, or of one in its folder; empty if there is none."""
+    try:
+        return Path(os.environ[variable], key).read_text(encoding="utf-8").strip()
+    except (KeyError, OSError, ValueError):
+        return ""
