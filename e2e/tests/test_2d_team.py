@@ -1,16 +1,30 @@
-"""A job of two agents: one sandbox, two policies with versions of their own, and an adapter of each to fetch."""
+"""A job of two agents: one sandbox, two policies with versions of their own, and an adapter of each to fetch, which the exporter also writes to a claim."""
 
 import hashlib
+from pathlib import Path
 
 import pytest
 import yaml
 
 from marlaas_e2e.api import Object
+from marlaas_e2e.elsewhere import Elsewhere
+from marlaas_e2e.node.volumes import CLASS, folder_of
 from marlaas_e2e.platform import ROOT, Platform, plain_pool, tenant
 
 TEAM, NAME = "team-p", "relay"
 AGENTS = ("caller", "reader")
 STEPS = 2
+IS_HERE = Elsewhere.said().context is None
+CLAIM: Object = {
+    "apiVersion": "v1",
+    "kind": "PersistentVolumeClaim",
+    "metadata": {"name": "adapters", "namespace": TEAM},
+    "spec": {
+        "storageClassName": CLASS,
+        "accessModes": ["ReadWriteOnce"],
+        "resources": {"requests": {"storage": "1Gi"}},
+    },
+}
 
 
 def begin(_: Platform) -> list[Object]:
@@ -22,7 +36,9 @@ def begin(_: Platform) -> list[Object]:
     optimizer = {"learningRate": 1e-3}  # PyYAML reads the file's 1e-3 as a string, which kubectl does not
     body["spec"]["training"] |= {"steps": STEPS, "groupsPerStep": 4, "maxStaleness": 0, "optimizer": optimizer}
     body["spec"]["evaluation"] = {"tasks": 4, "every": STEPS}
-    return [*plain_pool(), *tenant(TEAM), body]
+    if IS_HERE:
+        body["spec"]["export"] = {"volume": {"claimName": "adapters", "path": NAME}}
+    return [*plain_pool(), *tenant(TEAM), *([CLAIM] if IS_HERE else []), body]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +58,20 @@ def test_both_agents_are_trained_and_evaluated_and_kubectl_get_shows_their_versi
     assert shown["VERSION"] == ended["versions"] == "/".join(str(one["policyVersion"]) for one in ended["agents"])
 
 
-def test_each_agents_adapter_is_fetched_by_its_name(platform, ended, tmp_path):
+def exported(platform: Platform) -> Path:
+    """The folder of this machine to which the exporter has written the job's adapters."""
+    told = lambda: platform.condition("rljob", NAME, "Reporting", TEAM).get("message", "")  # noqa: E731
+    platform.until(lambda: "everything is reported" in told(), "the adapters are exported")
+    volumes = platform.cluster.get("persistentvolumes")["items"]
+    (own,) = (
+        each
+        for each in volumes
+        if each["spec"].get("claimRef", {}).get("namespace") == TEAM and "local" in each["spec"]
+    )
+    return folder_of(own) / NAME
+
+
+def test_each_agents_adapter_is_fetched_by_its_name_and_exported(platform, ended, tmp_path):
     weights = set()
     for one in ended["agents"]:
         folder = tmp_path / one["name"]
@@ -50,4 +79,12 @@ def test_each_agents_adapter_is_fetched_by_its_name(platform, ended, tmp_path):
         assert f"version {one['policyVersion']} of agent {one['name']}" in told
         assert (folder / "adapter_config.json").exists()
         weights.add(hashlib.sha256((folder / "adapter_model.safetensors").read_bytes()).hexdigest())
+        if IS_HERE:
+            copy = exported(platform) / one["name"]
+            assert {path.name for path in folder.iterdir()} | {"README.md", "marlaas.json"} <= {
+                path.name for path in copy.iterdir()
+            }
+            assert (copy / "adapter_model.safetensors").read_bytes() == (
+                folder / "adapter_model.safetensors"
+            ).read_bytes()
     assert len(weights) == len(AGENTS)

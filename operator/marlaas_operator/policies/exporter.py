@@ -121,9 +121,9 @@ def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
     report = snapshot.own_report
     failing = [one for one in _destinations(report) if one.since is not None]
     is_wanted = wanted(snapshot, now)
-    if failing:
+    is_given_up = is_wanted is False and snapshot.own_progress is not None and snapshot.own_progress.phase.final
+    if failing and (is_given_up or is_wanted is not False):  # else the report is of an end that the job has left
         text = "; ".join(map(_failure, failing))
-        is_given_up = is_wanted is False and snapshot.own_progress is not None and snapshot.own_progress.phase.final
         patience_s = _patience_s(document.spec.export)
         text = f"{text}. It was given up {patience_s / 60:.0f} min after the job's end" if is_given_up else text
         return ConditionState(REPORTING, False, Reason.REPORT_DELAYED, text)
