@@ -43,6 +43,16 @@ def test_both_teams_jobs_succeed(ended):
         assert {"evalBefore", "evalLast"} <= status.keys()
 
 
+def test_its_adapter_is_fetched(platform, ended, tmp_path):
+    (agent,) = ended["reverse"]["agents"]
+    told = platform.marlaas("adapter", "reverse", "--out", tmp_path / "adapter", "-n", "team-a")
+    assert f"version {agent['policyVersion']} of agent {agent['name']}" in told
+    assert {path.name for path in (tmp_path / "adapter").iterdir()} >= {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
 def test_a_finished_job_holds_nothing_but_its_adapter(platform, ended):
     platform.until(lambda: not platform.owned("team-a"), "the sandbox of a finished job is gone")
     (agent,) = ended["reverse"]["agents"]

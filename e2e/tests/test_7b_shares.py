@@ -145,7 +145,6 @@ def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(pla
 def test_a_pool_is_scaled_up_and_down_under_load_without_a_fault(platform):
     scale(platform, 2)
     before = [tokens(platform, replica) for replica in range(2)]
-    go_on(platform, LIGHT)
     spread = lambda: all(tokens(platform, replica) > before[replica] for replica in range(2))  # noqa: E731
     platform.until(spread, "both engines generate", 300)
     scale(platform, 1)
