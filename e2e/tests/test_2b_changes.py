@@ -38,7 +38,7 @@ def test_a_suspended_job_frees_what_it_holds_and_goes_on_from_where_it_was(platf
     platform.until(lambda: platform.step("pausing", TEAM) > before, "it goes on from its last step", 300)
     story = {"Admitted": 2, "SandboxReady": 2, "Suspended": 1}
     platform.until(lambda: told(platform, "pausing") == story, "each of its five transitions is told once")
-    platform.kubectl("delete", "rljob", "pausing", "-n", TEAM, "--timeout=120s")
+    platform.kubectl("delete", "rljob", "pausing", "-n", TEAM, "--wait=false")
 
 
 def test_a_job_goes_by_itself_and_its_adapter_as_it_says(platform):

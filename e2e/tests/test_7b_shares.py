@@ -67,8 +67,12 @@ def go_on(platform: Platform, tenant: str) -> None:
 
 
 def scale(platform: Platform, replicas: int) -> None:
-    """Change the number of engines and trainers; wait until just that many serve, while the running jobs go on."""
+    """Change the number of engines and trainers, while the running jobs go on."""
     platform.patch("modelpool", POOL, {role: {"replicas": replicas} for role in ("rollout", "trainer")})
+
+
+def until_scaled(platform: Platform, replicas: int) -> None:
+    """Wait until just that many engines and trainers serve."""
 
     def scaled() -> bool:
         found = platform.status("modelpool", POOL)
@@ -126,8 +130,8 @@ def shared(platform: Platform) -> Iterator[None]:
     platform.apply(*(job(name) for name in LIGHTS))
     yield
     for namespace in TEAMS.values():
-        platform.kubectl("delete", "rljobs", "--all", "-n", namespace, "--timeout=120s")
-    platform.kubectl("delete", "modelpool", POOL, "--timeout=120s")
+        platform.kubectl("delete", "rljobs", "--all", "-n", namespace, "--wait=false")
+    platform.kubectl("delete", "modelpool", POOL, "--wait=false")
 
 
 def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(platform):
@@ -136,6 +140,7 @@ def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(pla
     assert waits_for, status
     first = waits_for[1]
     assert first != last
+    scale(platform, 2)  # for the next scenario: its new pods start meanwhile
     platform.until(lambda: "3 of 3 jobs" in platform.why(last, TEAMS[LIGHT]), "`why` names the quota")
     platform.kubectl("delete", "rljob", first, "-n", TEAMS[LIGHT], "--timeout=120s")
     running = lambda: statuses(platform, LIGHT)[last]["phase"] == "Running"  # noqa: E731
@@ -144,11 +149,12 @@ def test_a_job_over_quota_waits_with_the_numbers_and_runs_once_there_is_room(pla
 
 def test_a_pool_is_scaled_up_and_down_under_load_without_a_fault(platform):
     scale(platform, 2)
+    until_scaled(platform, 2)
     before = [tokens(platform, replica) for replica in range(2)]
-    go_on(platform, LIGHT)
     spread = lambda: all(tokens(platform, replica) > before[replica] for replica in range(2))  # noqa: E731
     platform.until(spread, "both engines generate", 300)
     scale(platform, 1)
+    until_scaled(platform, 1)
     go_on(platform, LIGHT)
     assert_no_faults(platform, LIGHT)
 

@@ -3,6 +3,7 @@ import json
 
 import pytest
 import torch
+import uvloop
 from tests.loop import runs
 from tests.random_llama import save_random_llama
 
@@ -49,16 +50,22 @@ def judge(tiny_model, tmp_path_factory):
     return folder
 
 
+def _run(coroutine):
+    """Run a coroutine on the event loop of the roles' processes."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(coroutine)
+
+
 @pytest.fixture(scope="session")
 def undisturbed(models, judge, tmp_path_factory):
-    return asyncio.run(runs.undisturbed(models, tmp_path_factory.mktemp("undisturbed"), judge))
+    return _run(runs.undisturbed(models, tmp_path_factory.mktemp("undisturbed"), judge))
 
 
 @pytest.fixture(scope="session")
 def killed(models, judge, tmp_path_factory):
-    return asyncio.run(runs.killed(models, tmp_path_factory.mktemp("killed"), judge))
+    return _run(runs.killed(models, tmp_path_factory.mktemp("killed"), judge))
 
 
 @pytest.fixture(scope="session")
 def crowd(tiny_model, tmp_path_factory):
-    return asyncio.run(runs.crowd(tiny_model, tmp_path_factory.mktemp("crowd")))
+    return _run(runs.crowd(tiny_model, tmp_path_factory.mktemp("crowd")))

@@ -105,7 +105,7 @@ class Loop(Harness):
     `Killed` sandboxes leave claimed tasks, which are delivered again at once, and never because time has passed.
     """
 
-    def __init__(self, models, scratch, *, slots=16, trainers=1, half=(), **rollout: object):
+    def __init__(self, models, scratch, *, slots=8, trainers=1, half=(), **rollout: object):
         """models: base models by pool. trainers: of each pool. half: pools that compute in bfloat16. rollout: settings of each pool."""
         super().__init__(scratch)
         engine = {"engine": "reference", "dtype": "float32", "maxModelLen": 256} | rollout

@@ -54,7 +54,7 @@ def manifest_of(job):
 
 def exact_pool():
     rollout = {"engine": "reference", "dtype": "float32", "maxModelLen": 256}
-    spec = {"model": {"builtin": "tiny"}, "adapterSlots": 16, "maxRank": 8, "rollout": rollout}
+    spec = {"model": {"builtin": "tiny"}, "adapterSlots": 4, "maxRank": 8, "rollout": rollout}
     return HEAD | {"kind": "ModelPool", "metadata": {"name": "exact"}, "spec": spec}
 
 

@@ -3,10 +3,8 @@
 It computes with a tool in two branches; with a streak of calls it runs out of turns.
 """
 
-import openai.resources.chat  # noqa: F401  # once, not in every episode
 from openai import OpenAI
 
-import marlaas.openai_server  # noqa: F401  # once, not in every episode
 from marlaas.environment import Message
 from marlaas.envs.extraction import last_number
 from marlaas.models.curriculum import TOOL_ERROR, calculator_task, requested_expression, tool_reply

@@ -321,6 +321,17 @@ async def test_each_sandbox_finds_the_environment_in_the_folder_of_its_own_manif
     assert episode.rewards == {"policy": 1.0}
 
 
+async def test_what_a_chat_client_imports_at_its_first_call_is_imported_before_the_episodes(harness, tmp_path):
+    needed = {"marlaas.openai_server", "openai.resources.chat"}
+    play = f"def play(task, agent):\n    return float({needed!r} <= sys.modules.keys())\n"
+    (tmp_path / "game.py").write_text(
+        f"import sys\nimport openai\nassert not sys.modules.keys() & {needed!r}\n\n\n{play}"
+    )
+    harness.modules = tmp_path
+    (episode,) = await harness.play("game:play")
+    assert episode.rewards == {"policy": 1.0}, episode.fault_text
+
+
 async def test_of_two_jobs_in_one_process_each_plays_its_own_module_and_the_end_of_ones_fork_server_harms_no_other(
     harness, tmp_path
 ):

@@ -22,7 +22,7 @@ from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
 NUM_PROBES = 16
 NUM_TOKENS = 24
 NUM_FLOAT32_PROBES = 8
-"""Probes of a version in float32. Its tolerance is FLOOR, and not a multiple of the noise, which more probes average.
+"""Probes of a version, and of an engine's self-test, in float32. Their tolerance is FLOOR, and not a multiple of the noise, which more probes average.
 The mean over half of the probes is at most twice the mean over all: 2.4e-5 in the worst version measured, a quarter of
 FLOOR (docs/reference/measurements.md, "Proof")."""
 NOISE_FACTOR = 5.0
@@ -67,8 +67,8 @@ def rounding_warning(distance: float, calibration: Calibration) -> str:
     )
 
 
-def probes_of_a_version(calibration: Calibration) -> tuple[Probe, ...]:
-    """Return the calibration's probes that every version carries: all of them, or fewer in float32."""
+def sufficient_probes(calibration: Calibration) -> tuple[Probe, ...]:
+    """Return the probes that every version carries and that the self-test scores: all of the calibration's, or the first ones in float32."""
     return calibration.probes[:NUM_FLOAT32_PROBES] if calibration.dtype == "float32" else calibration.probes
 
 

@@ -61,7 +61,7 @@ class MemoryBus:
         stored = Stored(subject, 0, bytes(data))
         sequence = stream.publish(stored, self._server.clock(), message_id=message_id, expect_last=expect_last)
         self._server.broadcast(Request(subject, "", stored.data))
-        self._server.wake()
+        self._server.wake(stream.spec.name)
         return sequence
 
     async def last(self, stream: str, subject: str) -> Stored | None:
@@ -94,7 +94,7 @@ class MemoryBus:
     ) -> Consumer:
         await self.check()
         self._server.stream(stream).consume(name, ConsumerState(subject, ack_wait_s, max_pending))
-        self._server.wake()
+        self._server.wake(stream)
         return MemoryConsumer(self.check, self._server, stream, name)
 
     async def claims(self, stream: str, name: str, *, ack_wait_s: float = 30.0) -> Consumer:
@@ -107,7 +107,7 @@ class MemoryBus:
     async def delete_consumer(self, stream: str, name: str) -> None:
         await self.check()
         self._server.stream(stream).consumers.pop(name, None)
-        self._server.wake()
+        self._server.wake(stream)
 
     async def bucket(self, name: str, *, inspected: bool = True) -> Bucket:
         await self.check()
@@ -120,7 +120,7 @@ class MemoryBus:
         stream = self._server.stream_of(subject)
         if stream is not None:
             stream.publish(Stored(subject, 0, bytes(data)), self._server.clock())
-            self._server.wake()
+            self._server.wake(stream.spec.name)
         self._server.broadcast(Request(subject, reply, bytes(data)))
 
     @asynccontextmanager

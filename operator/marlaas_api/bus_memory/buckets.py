@@ -46,7 +46,7 @@ class MemoryBucket:
         for sequence in stream.by_subject.get(stored.subject, [])[:-1]:
             if sequence < last:
                 stream.remove(sequence)
-        self._server.wake()
+        self._server.wake(stream.spec.name)
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         return [entry for entry in self.newest(await self.stream(), prefix) if entry.data is not None]
@@ -83,7 +83,7 @@ class MemoryBucket:
         stored = Stored(self._subject(key), 0, bytes(data))
         stream = await self.stream()
         revision = stream.publish(stored, self._server.clock(), message_id=message_id, expect_last=revision)
-        self._server.wake()
+        self._server.wake(stream.spec.name)
         return revision
 
     def _subject(self, key: str) -> str:
@@ -113,7 +113,7 @@ class MemoryWatch:
                 await self._server.change(None, None)
                 continue
             if not self._look(stream):
-                await self._server.change(None, stream.next_expiry())
+                await self._server.change(None, stream.next_expiry(), stream.spec.name)
         return self._ready.popleft()
 
     def _look(self, stream: MemoryStream) -> bool:

@@ -24,19 +24,19 @@ class MemoryConsumer:
             left_s = deadline - asyncio.get_running_loop().time()
             if claimed or left_s <= 0:
                 return [MemoryDelivery(self, *found) for found in claimed]
-            await self._server.change(left_s, self._server.streams[self._stream].next_due(self._name))
+            await self._server.change(left_s, self._server.streams[self._stream].next_due(self._name), self._stream)
 
     async def settle(self, sequence: int) -> None:
         """Ack or term a message."""
         await self._gate()
         self._server.stream(self._stream).settle(self._name, sequence)
-        self._server.wake()
+        self._server.wake(self._stream)
 
     async def postpone(self, sequence: int, delay_s: float | None) -> None:
         """Deliver a message again after `delay_s` (None: the ack wait)."""
         await self._gate()
         self._server.stream(self._stream).postpone(self._name, sequence, self._server.clock(), delay_s)
-        self._server.wake()
+        self._server.wake(self._stream)
 
     async def _claim(self, batch: int) -> list[tuple[Kept, int]]:
         try:

@@ -30,7 +30,7 @@ class SharedServer:
         self._available = True
         self.streams: dict[str, MemoryStream] = {}
         self.listeners: list[Listener] = []
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], str | None] = {}
         self._inboxes = count(1)
 
     @property
@@ -43,16 +43,16 @@ class SharedServer:
         self._available = available
         self.wake()
 
-    def wake(self) -> None:
-        """Wake all waiting calls, because a message was written or the clock was moved."""
-        for waiter in self._waiters:
-            if not waiter.done():
+    def wake(self, stream: str | None = None) -> None:
+        """Wake the calls that wait for a stream, because it was changed; all waiting calls without one, because the clock was moved."""
+        for waiter, awaited in self._waiters.items():
+            if not waiter.done() and (stream is None or awaited in (None, stream)):
                 waiter.set_result(None)
 
-    async def change(self, timeout_s: float | None, due: float | None) -> None:
-        """Wait for `wake`, for at most `timeout_s` (real time) and at most until the clock's `due`."""
+    async def change(self, timeout_s: float | None, due: float | None, stream: str | None = None) -> None:
+        """Wait for `wake`, for at most `timeout_s` (real time) and at most until the clock's `due`. stream: None waits for all streams."""
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = stream
         limits = [timeout_s] if timeout_s is not None else []
         limits += [max(due - self.clock(), 0.001)] if due is not None else []
         try:
@@ -61,7 +61,7 @@ class SharedServer:
         except TimeoutError:
             return
         finally:
-            self._waiters.discard(waiter)
+            del self._waiters[waiter]
 
     def stream(self, name: str) -> MemoryStream:
         """Return a stream after expiring its old messages. Raises BusRefused."""

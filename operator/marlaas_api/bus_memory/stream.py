@@ -33,6 +33,8 @@ def paged(messages: Iterable[M]) -> Iterator[list[M]]:
 
 def matches(pattern: str, subject: str) -> bool:
     """Match a subject as NATS does: `*` is one token, a final `>` is one or more."""
+    if "*" not in pattern:
+        return subject.startswith(pattern[:-1]) if pattern.endswith(">") else pattern == subject
     wanted, found = pattern.split("."), subject.split(".")
     if wanted[-1] == ">":
         wanted.pop()
@@ -161,6 +163,8 @@ class MemoryStream:
 
     def select(self, pattern: str, start: int = 1) -> list[Kept]:
         """Return all messages of a subject (wildcards allowed) from a sequence on, oldest first."""
+        if start > self.last_sequence:
+            return []
         wanted = (sequences for subject, sequences in self.by_subject.items() if matches(pattern, subject))
         return [self.kept[sequence] for sequence in sorted(s for group in wanted for s in group if s >= start)]
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.functional import linear
 
 from marlaas_api.messages import StopReason
 from marlaas_api.messages.pool_spec import PoolSpec
@@ -233,8 +234,9 @@ class _AdaptedModel:
         linears = {name: module for name, module in modules if isinstance(module, torch.nn.Linear)}
         self._linears = {name: linear for name, linear in linears.items() if not name.endswith("head")}
         self._active: Matrices = {}
-        for name, module in self._linears.items():
-            module.register_forward_hook(partial(self._add, name))
+        for name, layer in self._linears.items():
+            # A hook would take torch's slow path, which costs a sixth of a token's time.
+            layer.forward = partial(self._adapted, name, layer.forward)  # type: ignore[method-assign]
 
     def check(self, held: Matrices) -> None:
         """Raise LoadFailed unless every module is a linear layer of this model and the matrices fit it."""
@@ -276,8 +278,8 @@ class _AdaptedModel:
         reason = StopReason.LENGTH if is_overtime else reason
         return Completion(tuple(ids), tuple(logprobs), reason, is_overtime=is_overtime)
 
-    def _add(
-        self, name: str, _: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor
-    ) -> torch.Tensor:
+    def _adapted(self, name: str, base: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:
         pair = self._active.get(name)
-        return output if pair is None else output + inputs[0] @ pair["A"].T @ pair["B"].T
+        if pair is None:
+            return base(hidden)
+        return base(hidden) + linear(linear(hidden, pair["A"]), pair["B"])

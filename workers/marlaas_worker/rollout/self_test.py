@@ -34,6 +34,7 @@ from marlaas_worker.calibration import (
     joined,
     mean_gap,
     rounding_warning,
+    sufficient_probes,
     zero_adapter,
 )
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed, Sampling
@@ -103,11 +104,11 @@ class EngineSelfTest:
 
     def __init__(self, calibration: Calibration, folder: Path, numbers: Iterator[int]) -> None:
         self._calibration, self._folder, self._numbers = calibration, folder, numbers
-        test = calibration.self_test
-        self._probes = ids_of(calibration.probes)
+        test, probes = calibration.self_test, sufficient_probes(calibration)
+        self._probes = ids_of(probes)
         self._expected = Expected(
-            zero=joined([probe.logprobs for probe in calibration.probes]),
-            large=joined(test.logprobs),
+            zero=joined([probe.logprobs for probe in probes]),
+            large=joined(test.logprobs[: len(probes)]),
             zero_tolerance=calibration.tolerance,
             large_tolerance=test.tolerance,
         )

@@ -7,6 +7,7 @@ so that forking is safe. It exits, with all its children, when the socket closes
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import select
@@ -38,6 +39,8 @@ CHECK_S = 0.25
 MAX_PROCESSES = 64
 MAX_PACKET_BYTES = 64 << 10
 _MAX_REPORT_TEXT = 8000
+_OF_CHAT_CLIENTS = ("marlaas.openai_server", "openai.resources.chat")
+"""Modules that an episode with a client of the package `openai` imports at its first call, which takes half a second of CPU time."""
 
 
 @dataclass(slots=True)
@@ -273,6 +276,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
         _send(control, broken(error))
         return
     loaded()
+    import_for_chat_clients()
     kernel.adopt_orphans()
     child.prepare()
     gc.collect()
@@ -282,6 +286,14 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
     known = {"told": told, "suites": suites, "data": data}
     _send(control, {"report": "ready", **{name: value for name, value in known.items() if value}})
     ForkServer(control, environments, config["memory_bytes"]).serve()
+
+
+def import_for_chat_clients() -> None:
+    """If the environment has imported `openai`, import once what its episodes would otherwise import in each of their processes."""
+    if "openai" in sys.modules:
+        for name in _OF_CHAT_CLIENTS:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
 
 
 def search_first(folder: str) -> None:

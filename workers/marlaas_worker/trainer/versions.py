@@ -10,7 +10,7 @@ from marlaas_api import wire
 from marlaas_api.blobs import BlobMissing, BlobRef, Blobs
 from marlaas_api.messages import Calibration, Manifest, Probe
 from marlaas_worker.adapters import TENSORS_FILE, AdapterConfig, read_adapter, tensor_digests, write_adapter
-from marlaas_worker.calibration import probes_of_a_version, tolerance_of
+from marlaas_worker.calibration import sufficient_probes, tolerance_of
 from marlaas_worker.trainer.commit import StepResult, VersionContents
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, read_state, write_state
@@ -144,7 +144,7 @@ class Snapshot:
 
 def take_snapshot(learner: Learner, calibration: Calibration, result: StepResult) -> Snapshot:
     """Copy the learner's version, and measure its probes; runs on the compute thread."""
-    probes, noise = learner.measure(probes_of_a_version(calibration))
+    probes, noise = learner.measure(sufficient_probes(calibration))
     return Snapshot(learner.config, learner.weights(), learner.state(result.step, result.consumed), probes, noise)
 
 
