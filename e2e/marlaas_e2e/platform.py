@@ -135,11 +135,12 @@ class Platform:
 
     def until(self, look: Callable[[], T], what: str, timeout_s: float = 120) -> T:
         """The first thing that `look` finds; fails with everything that helps to see why it found nothing."""
-        deadline = time.monotonic() + timeout_s
+        deadline = (began := time.monotonic()) + timeout_s
         while not (found := look()):
-            if time.monotonic() > deadline:
+            if (looked := time.monotonic()) > deadline:
                 pytest.fail(f"not within {timeout_s:.0f} s: {what}\n{self.picture()}")
-            time.sleep(_POLL_S)
+            time.sleep(max(_POLL_S, looked - began))  # on a busy machine the looks take half of the time at most
+            began = time.monotonic()
         return found
 
     def picture(self) -> str:
