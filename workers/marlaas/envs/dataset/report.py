@@ -107,7 +107,11 @@ def _of_truth(rewards: Rewards, task: TaskRow) -> Score | None:
     truth = task.rendered.truth
     if not truth:
         return None
-    scores = [rewards.score(Reply(form.format(truth), num_tokens=1), task) for form in _FORMS]
+    scores = []
+    for form in _FORMS:
+        scores.append(one := rewards.score(Reply(form.format(truth), num_tokens=1), task))
+        if one.metrics and all(name in CERTAIN and value == 1 for name, value in one.metrics.items()):
+            break  # no form earns more, and a comparison of mathematics may take a second
     return max(scores, key=lambda one: (_num_certain(one), float(one.reward)))  # type: ignore[arg-type]
 
 
