@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from marlaas_worker.rollout.adapter_groups import SlotRows
 from marlaas_worker.rollout.vllm_extension import AdapterSlots
 
 
@@ -54,10 +55,12 @@ class _Fault:
             return
         if self._name == "one slot":
             slot = self._number % a[0].shape[0]
-            kept = self._wrapper._groups
-            self._wrapper._groups = tuple(group for group in kept if group[0] != slot)
+            kept = self._wrapper._rows
+            others = kept.slots != slot
+            runs = [run for run in kept.runs if run[0] != slot]
+            self._wrapper._rows = SlotRows(runs, kept.rows[others], kept.slots[others])
             self._right(y, x, a, b, *rest, **options)
-            self._wrapper._groups = kept
+            self._wrapper._rows = kept
             return
         self._right(y, x, a, b, *rest, **options)
         if self._name == "doubled":

@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.bucket.lock:
             self.bucket.asked[self.command] += 1
             status, content = self._refused() or self._answer(unquote(url.path), query, body)
-        tag, total = _tag(content), len(content)
+        tag, total = _tag(body if self.command == "PUT" else content), len(content)
         wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if wanted is not None and self.command == "GET" and status == 200:
             first, last = int(wanted[1]), min(int(wanted[2]), total - 1)
@@ -129,7 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
             parts[int(query["partNumber"])] = body
         elif self.command == "POST":
             self.bucket.objects[name] = b"".join(parts[number] for number in sorted(parts))
-            return 200, b"<CompleteMultipartUploadResult><ETag>1</ETag></CompleteMultipartUploadResult>"
+            tag = _tag(self.bucket.objects[name])
+            return 200, f"<CompleteMultipartUploadResult><ETag>{tag}</ETag></CompleteMultipartUploadResult>".encode()
         else:
             parts.clear()
         return 200, b""

@@ -241,10 +241,13 @@ class ForeignBucket:
         with _translated(self._url, missing=name):
             return bytes(obstore.get(self._store, name).bytes())
 
-    def write(self, name: str, content: bytes | Path) -> None:
-        """Write an object, whole or not at all. content: or the file that has it."""
+    def write(self, name: str, content: bytes | Path) -> str:
+        """Write an object, whole or not at all, and return its version as `below` does; empty if the store gives none.
+
+        content: or the file that has it.
+        """
         with _translated(self._url):
-            obstore.put(self._store, name, content)
+            return (obstore.put(self._store, name, content)["e_tag"] or "").strip('"')
 
     def remove(self, name: str) -> None:
         """Delete an object, if it is there."""

@@ -13,6 +13,7 @@ from tests.harness import a_progress, a_step, identity, job_document
 
 from marlaas.local.pushing import Uploader, require_targets
 from marlaas.local.records import open_job
+from marlaas_api import failpoints
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord
 
@@ -142,6 +143,13 @@ def test_a_bucket_and_a_folder_get_a_version_once_with_its_marker(out, tmp_path,
             assert Uploader(tmp_path / marks, notes.append).push(found) == has_all
             bucket.refusal = None
         assert bucket.asked["PUT"] == 1 + 5, "one refused, and each file once"
+        other = lambda _: bucket.objects.update({"sums/adapter_config.json": b"of another job"})  # noqa: E731
+        with monkeypatch.context() as patch:
+            patch.setattr(failpoints, "hook", other)
+            bucket.objects.pop("sums/marlaas.json")
+            assert not Uploader(tmp_path / "disturbed", notes.append).push(found)
+        assert "somebody else writes to s3://bucket/sums" in notes[-2]
+        assert "sums/marlaas.json" not in bucket.objects
         for source, *target in ((out, "s3://bucket/sums", "--job", "one"), (found.adapter_of("policy"), "./mine")):
             assert invoke("push", str(source), *target).exit_code == 0
     written = {one.name: one.read_bytes() for one in (tmp_path / "sums").iterdir()}
@@ -151,6 +159,12 @@ def test_a_bucket_and_a_folder_get_a_version_once_with_its_marker(out, tmp_path,
     assert b'from_pretrained("mine")' in (tmp_path / "mine" / "README.md").read_bytes()
     assert "spec.export.s3: the store of s3://bucket/sums answers 403 Forbidden (AccessDenied)" in notes[0]
     assert notes[0].endswith(f"upload it with: marlaas push {found.folder} s3://bucket/sums --agent policy")
-    (tmp_path / "sums" / "adapter_config.json").unlink()
-    with pytest.raises(InvalidInput, match=r"spec\.export\.volume: .*/sums holds files other than an adapter"):
+    for foreign in ("sums/checkpoint-500", "sums/optimizer.pt"):
+        (tmp_path / foreign).mkdir()
+        with pytest.raises(InvalidInput, match=r"spec\.export\.volume: .*/sums holds files other than an adapter"):
+            require_targets(document)
+        (tmp_path / foreign).rmdir()
+    (tmp_path / "sums").rename(tmp_path / "moved")
+    (tmp_path / "sums").symlink_to("moved")
+    with pytest.raises(InvalidInput, match=r"spec\.export\.volume: .*/sums is a symbolic link"):
         require_targets(document)

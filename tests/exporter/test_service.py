@@ -221,9 +221,16 @@ async def test_a_bucket_and_a_volume_have_a_marker_only_beside_all_files_of_its_
             raise OSError(name)
 
     with s3_server.serving() as bucket:
-        bucket.objects["sums/marlaas.json"] = b"of another version"
+        bucket.objects |= {
+            "sums/marlaas.json": b'{"sha256": {"old.json": "00"}}',
+            "sums/old.json": b"of another version",
+        }
+        (scene.scratch / "volume").mkdir()
+        (scene.scratch / "AWS_X").touch()
         monkeypatch.setattr(failpoints, "hook", kill)
         async with scene.exporting(), scene.role("orchestrator", serve):
+            await scene.report(lambda told: "the Secret has AWS_X, which is not used" in told.destinations[0].error)
+            (scene.scratch / "AWS_X").unlink()
             await scene.report(lambda told: "there are no credentials for the bucket" in told.destinations[0].error)
             for name, value in bucket.variables.items():
                 (scene.scratch / name).write_text(value)

@@ -187,6 +187,8 @@ def test_a_reload_costs_an_engine_that_runs_few_requests_less_but_never_less_tha
     left = pace.left_s(NOW, 0)
     pace.add_load("u", 0.02, NOW, is_reload=True, busy=busy)
     assert left - pace.left_s(NOW, 0) == pytest.approx(0.02 * busy)
+    slow = pace_of(1.0, places=places)
+    assert slow.delay_s(NOW, 0, 2, busy) >= 10.0 - 1e-6, "re-loads of a second take a tenth of the time at most"
 
 
 def test_a_version_that_yields_is_evicted_first_and_its_reload_is_expected():
@@ -260,4 +262,4 @@ def test_after_any_number_of_reloads_and_a_slow_one_there_is_time_again_within_a
     slow.left_s(NOW, 0)
     slow.add_load("w", 60.0, NOW, is_reload=True)
     assert (slow.num_loads, slow.num_reloads, slow.reload_s) == (2, 1, 60.0)
-    assert slow.left_s(NOW + 2 * MAX_QUANTUM_S, 0) >= slow.price_s
+    assert slow.left_s(NOW + 2 * MAX_QUANTUM_S, 0) >= slow.cost_s()

@@ -1,5 +1,7 @@
 """Folder of a PEFT adapter: the files that it must have, whether one may be written to a path, and writing it whole or not at all."""
 
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -10,8 +12,10 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.failpoints import failpoint
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-MARKER = "marlaas.json"
-"""File beside an uploaded adapter that names its version (`marlaas.uploads`)."""
+CARD, CURVE, MARKER = "README.md", "curve.png", "marlaas.json"
+"""Files that uploads add: the model card, the curve, and the file that names the version (`marlaas.uploads`)."""
+_SUFFIXES = (".json", ".safetensors", ".md", ".png", ".jinja", ".model", ".txt")
+"""Of the files of an adapter and its tokenizer."""
 Files = dict[str, Path | bytes]
 """Files of a folder or repository by name: where they lie, or what they hold."""
 
@@ -26,14 +30,37 @@ def objection(target: Path) -> str | None:
 
     The reason is the end of a sentence that begins with the path.
     """
+    if target.is_symlink():
+        return "is a symbolic link; give the folder itself"
     if target.exists() and not target.is_dir():
         return "is not a folder"
-    if target.is_dir() and any(target.iterdir()) and not (target / CONFIG).is_file():
+    if target.is_dir() and _has_others(target):
         return "holds files other than an adapter; choose a new folder"
     there = next(folder for folder in target.absolute().parents if folder.exists())
     if not there.is_dir():
         return f"cannot be created: {there} is not a folder"
     return None if os.access(there, os.W_OK | os.X_OK) else f"cannot be created: {there} is not writable"
+
+
+def _has_others(folder: Path) -> bool:
+    """Return whether a folder has something that replacing an adapter in it would lose."""
+    entries = list(folder.iterdir())
+    if any(not one.is_file() for one in entries) or (entries and not (folder / CONFIG).is_file()):
+        return True
+    try:
+        own = own_files((folder / MARKER).read_bytes())
+    except OSError:
+        return any(one.suffix not in _SUFFIXES for one in entries)
+    return not {one.name for one in entries} <= {*own, CARD, CURVE, MARKER}
+
+
+def own_files(marker: bytes) -> frozenset[str]:
+    """Return the names of an adapter's own files by the marker of its version; none if it cannot be read."""
+    try:
+        names = json.loads(marker)["sha256"].keys()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return frozenset()
+    return frozenset(name for name in names if name and "/" not in name and name not in (CARD, CURVE, MARKER))
 
 
 def write_adapter(files: Mapping[str, Path | bytes], target: Path) -> None:
@@ -44,7 +71,10 @@ def write_adapter(files: Mapping[str, Path | bytes], target: Path) -> None:
     """
     if (why := objection(target)) is not None:
         raise InvalidInput(f"{target} {why}")
-    partial = target.with_name(f".{target.name}.partial")
+    # Another name for each version: two jobs that write to one path would otherwise write into one folder.
+    version = files.get(MARKER, b"")
+    own = hashlib.sha256(version).hexdigest()[:16] if isinstance(version, bytes) and version else "partial"
+    partial = target.with_name(f".{target.name}.{own}")
     with translated(target):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)

@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from marlaas.adapter_folder import CONFIG, Files, plain_files
+from marlaas.adapter_folder import CARD, CONFIG, CURVE, Files, plain_files
 from marlaas.local.table import number
-from marlaas.plots.figure import CURVE_FILE
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord, JobDocument, Progress, StepRecord
 
-CARD = "README.md"
 FORMAT = "library_name: peft\npipeline_tag: text-generation"
 
 
@@ -53,7 +51,7 @@ def base_of(config: Mapping[str, object]) -> str:
 
 def files_with(adapter: Path, card: str, curve: Path | bytes | None) -> Files:
     """Return the files of an adapter's folder with its card and, if there is one, its curve."""
-    return plain_files(adapter) | ({} if curve is None else {CURVE_FILE: curve}) | {CARD: card.encode()}
+    return plain_files(adapter) | ({} if curve is None else {CURVE: curve}) | {CARD: card.encode()}
 
 
 def own_card(adapter: Path) -> str:
@@ -124,7 +122,7 @@ def _evaluations(job: JobRecords, agent: str) -> list[str]:
     figures = [{"reward": one.reward_mean} | one.suite_figures() | one.metrics if one else {} for one in (first, last)]
     rows = [(name, " → ".join(number(one.get(name)) for one in figures)) for name in figures[1]]
     told = f"Held-out tasks: version 0, and this adapter, version {version}, after step {last.step}."
-    curve = ["", f"![Reward by step]({CURVE_FILE})"] if job.has_curve else []
+    curve = ["", f"![Reward by step]({CURVE})"] if job.has_curve else []
     return ["## Evaluation", "", told, "", *_table("figure", rows), *curve]
 
 

@@ -1,10 +1,10 @@
 """Where adapters are uploaded: repositories of the Hugging Face hub, prefixes of a bucket, and folders of a volume.
 
-Invariant: the marker of a bucket or a volume lies only beside all files of the version that it names. So a reader that waits for the marker never takes
-half an upload for a whole one, and an upload that a kill has interrupted is repeated. The hub takes all files in one commit, and needs none.
+The marker of a bucket or a volume is written last, so it lies beside all files of the version that it names, and an upload that a kill has interrupted
+is repeated. It has their digests: a reader of a bucket, where files are replaced one by one, compares them. The hub takes all files in one commit, and
+needs no marker.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from marlaas.adapter_folder import MARKER, Files, objection, write_adapter
+from marlaas.adapter_folder import CARD, CURVE, MARKER, Files, objection, own_files, write_adapter
 from marlaas.models.errors import UploadRefused
 from marlaas.models.hub import check_repository, require_token, upload
 from marlaas_api.blobs import S3_CREDENTIALS, BlobMissing, BlobUnavailable
@@ -112,13 +112,19 @@ class BucketTarget:
     def put(self, address: str, files: Files, marker: bytes) -> str:
         with _answered(address):
             bucket = self._open(address)
+            old = frozenset[str]()
             with suppress(BlobMissing):  # a first upload needs no right to delete
-                bucket.read(MARKER)
+                old = own_files(bucket.read(MARKER))
                 bucket.remove(MARKER)  # before its files are replaced one by one
-            for name, content in files.items():
-                bucket.write(name, content)
+            written = {name: bucket.write(name, content) for name, content in files.items()}
+            for name in old - files.keys():
+                bucket.remove(name)
             failpoint("exporter.upload.after_files")
-            bucket.write(MARKER, marker)
+            written[MARKER] = bucket.write(MARKER, marker)
+            there = {one.name: one.version for one in bucket.below("")}
+            if any(version and there.get(name) != version for name, version in written.items()):
+                bucket.remove(MARKER)
+                raise UploadRefused(f"somebody else writes to {address}: give each job a prefix of its own")
         return address
 
     def _open(self, address: str) -> "ForeignBucket":
@@ -137,7 +143,8 @@ def _answered(address: str) -> Iterator[None]:
     except BlobUnavailable as error:
         status, code = answer_of(error)
         what = f"answers {status}{f' ({code})' if code else ''}" if status else "does not answer"
-        raise UploadRefused(f"the store of {address} {what}; {_HOW}") from error
+        how = f"; {_HOW}" if status[:3] in ("401", "403") else ""
+        raise UploadRefused(f"the store of {address} {what}{how}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +158,8 @@ class VolumeTarget:
         return "volume"
 
     def require(self, addresses: Iterable[str]) -> None:
+        if self.root.is_absolute() and not self.root.is_dir():
+            raise InvalidInput(f"the claim is not mounted at {self.root} yet")
         for address in addresses:
             if (why := objection(self._at(address))) is not None:
                 raise InvalidInput(f"{self._at(address)} {why}")
@@ -187,12 +196,12 @@ def named_target(address: str, *, is_private: bool) -> UploadTarget:
 
 
 def marker_of(sha256: Mapping[str, str], **told: object) -> bytes:
-    """Return the marker of a version: whose it is, and a digest of its files.
+    """Return the marker of a version: whose it is, and the digests of its files.
 
     Args:
-        sha256: in hex, of each of the adapter's own files by name; card and curve are not among them. The digest is that of `sha256sum FILE… | sha256sum`.
+        sha256: in hex, of each of the adapter's own files by name. Card and curve are left out: they may differ between two uploads of a version.
         told: what the marker says besides.
     """
-    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(sha256.items()))
-    body = {**told, "sha256": hashlib.sha256(lines.encode()).hexdigest()}
+    own = {name: digest for name, digest in sorted(sha256.items()) if name not in (CARD, CURVE)}
+    body = {**told, "sha256": own}
     return f"{json.dumps(body, indent=2)}\n".encode()

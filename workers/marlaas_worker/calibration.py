@@ -67,9 +67,14 @@ def rounding_warning(distance: float, calibration: Calibration) -> str:
     )
 
 
+def num_sufficient(dtype: str) -> int:
+    """Return the number of probes that a version carries and the self-test scores."""
+    return NUM_FLOAT32_PROBES if dtype == "float32" else NUM_PROBES
+
+
 def sufficient_probes(calibration: Calibration) -> tuple[Probe, ...]:
     """Return the probes that every version carries and that the self-test scores: all of the calibration's, or the first ones in float32."""
-    return calibration.probes[:NUM_FLOAT32_PROBES] if calibration.dtype == "float32" else calibration.probes
+    return calibration.probes[: num_sufficient(calibration.dtype)]
 
 
 def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:

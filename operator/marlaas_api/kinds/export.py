@@ -65,8 +65,8 @@ class HubExport(Spec):
     private: bool = Field(True, description="Whether a repository that this job makes is private.")
     token_secret_ref: SecretKeyRef | None = Field(
         None,
-        description="Where the token is that may write there; a cluster requires it. The job's author must be allowed to get the Secret. Absent: `marlaas run`, "
-        "which takes the token HF_TOKEN or that of `hf auth login` in any case.",
+        description="Where the token is that may write there; a cluster requires it. The job's author must be allowed to get the Secret. Absent: none. "
+        "`marlaas run` ignores it, and takes the token HF_TOKEN or that of `hf auth login`.",
     )
 
 
@@ -90,7 +90,7 @@ class BucketExport(Spec):
     secret_ref: SecretRef | None = Field(
         None,
         description="Secret whose keys are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, as far as the store needs them; a cluster "
-        "requires it. The job's author must be allowed to get it. Absent: `marlaas run`, which takes these variables of the shell in any case.",
+        "requires it. The job's author must be allowed to get it. Absent: none. `marlaas run` ignores it, and reads these variables from the shell.",
     )
 
 
@@ -98,7 +98,7 @@ class VolumeExport(Spec):
     """A folder of a PersistentVolumeClaim."""
 
     claim_name: ObjectName = Field(
-        description="Name of the PersistentVolumeClaim in the job's namespace. Only the pod that exports the job mounts it. The job's author must be allowed "
+        description="Name of the PersistentVolumeClaim in the job's namespace. The pod that exports the job mounts it once the job has succeeded. The job's author must be allowed "
         "to update it. `marlaas run` has a folder of this name beside the manifest."
     )
     path: Annotated[

@@ -36,12 +36,16 @@ _OTHER_GI, _ADAPTER_GI = 4, 12
 
 @dataclass(frozen=True, slots=True)
 class Exporter:
-    """Input of an exporter's objects. bounds: from the job's pool. credential: text of its bus credential."""
+    """Input of an exporter's objects.
+
+    bounds: from the job's pool. credential: text of its bus credential. has_succeeded: whether the job has, so that its adapters are uploaded.
+    """
 
     meta: Meta
     document: JobDocument
     bounds: SandboxBounds
     credential: str
+    has_succeeded: bool = False
 
     @property
     def name(self) -> str:
@@ -106,7 +110,7 @@ def _pod(exporter: Exporter, installation: Installation) -> Part:
     export = exporter.document.spec.export
     num = len(export.remote_uploads)
     memory, scratch = ("2Gi", f"{_OTHER_GI + num * _ADAPTER_GI}Gi") if num else ("1Gi", "1Gi")
-    mounted = _mounted(export)
+    mounted = _mounted(export, exporter.has_succeeded)
     env = pods.packages_env(installation) | {variable: path for variable, path, _ in mounted}
     volumes = (
         pods.empty("scratch", pods.SCRATCH, scratch),
@@ -137,10 +141,11 @@ def _pod(exporter: Exporter, installation: Installation) -> Part:
     return {**pods.pod_spec(exporter.name, placement, volumes, _GRACE_S), "containers": [container]}
 
 
-def _mounted(export: ExportSettings) -> list[tuple[str, str, Volume]]:
+def _mounted(export: ExportSettings, has_succeeded: bool) -> list[tuple[str, str, Volume]]:
     """Return what uploads need: each a variable, the path that it names, and the volume there.
 
-    The pod also runs without the Secrets; the exporter then reports that they are missing. Without the claim it does not start.
+    The pod also runs without the Secrets; the exporter then reports that they are missing. Without the claim it does not start, or
+    not while another node has it, so a pod that reports a running job does not have it.
     """
     found = []
     if export.hub is not None and (key := export.hub.token_secret_ref) is not None:
@@ -148,7 +153,7 @@ def _mounted(export: ExportSettings) -> list[tuple[str, str, Volume]]:
         found.append(("HF_TOKEN_PATH", f"{_HUB}/{_TOKEN}", token))
     if export.s3 is not None and (ref := export.s3.secret_ref) is not None:
         found.append(("MARLAAS_S3_FOLDER", _S3, _optional("s3", _S3, ref.name)))
-    if export.volume is not None:
+    if export.volume is not None and has_succeeded:
         found.append(("MARLAAS_EXPORT_VOLUME", _VOLUME, pods.claim("volume", _VOLUME, export.volume.claim_name)))
     return found
 

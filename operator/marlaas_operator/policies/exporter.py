@@ -83,7 +83,14 @@ def actions(snapshot: JobSnapshot, installation: Installation, now: float) -> tu
     document = snapshot.own_document
     if document is None or snapshot.exporter_credential is None or snapshot.own_pool is None:
         return ()
-    one = Exporter(snapshot.meta, document, snapshot.own_pool.spec.sandbox, snapshot.exporter_credential)
+    progress = snapshot.own_progress
+    one = Exporter(
+        snapshot.meta,
+        document,
+        snapshot.own_pool.spec.sandbox,
+        snapshot.exporter_credential,
+        has_succeeded=progress is not None and progress.phase is Phase.SUCCEEDED,
+    )
     secret = Mounted(exporter_secret(one, installation), snapshot.exporter_pods)
     return tuple(towards(exporter_objects(one, installation), snapshot.owned, snapshot.meta.uid, secret, now))
 
@@ -137,7 +144,8 @@ def finding(snapshot: JobSnapshot, now: float) -> ConditionState | None:
     if fault is not None:
         return ConditionState(REPORTING, False, Reason.REPORT_DELAYED, fault.message)
     if report is None or not any(pod.ready for pod in snapshot.exporter_pods):
-        volume = document.spec.export.volume
+        progress, volume = snapshot.own_progress, document.spec.export.volume
+        volume = volume if progress is not None and progress.phase is Phase.SUCCEEDED else None
         needed = "" if volume is None else f"; it needs the PersistentVolumeClaim {volume.claim_name}"
         text = f"the pod that reports the job is starting{needed}"
         return ConditionState(REPORTING, False, Reason.EXPORTER_STARTING, text)

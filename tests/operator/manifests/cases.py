@@ -45,7 +45,7 @@ def _sandbox(objects: dict[str, Any], installation: Installation) -> list[Manife
     bounds = parse(ModelPool, objects["ModelPool"]).spec.sandbox if "ModelPool" in objects else SandboxBounds()
     meta = Meta(name=job.metadata.name, uid="u1", namespace=job.metadata.namespace)
     given = meta, job_document(job, (), "u1", None), bounds, "credential"
-    sandbox, exporter = Sandbox(*given), Exporter(*given)
+    sandbox, exporter = Sandbox(*given), Exporter(*given, has_succeeded=True)
     if job.spec.export.trackers:
         return [*exporter_objects(exporter, installation), exporter_secret(exporter, installation)]
     return [*sandbox_objects(sandbox, installation), sandbox_secret(sandbox, installation)]

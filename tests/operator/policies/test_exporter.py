@@ -1,5 +1,7 @@
 """The exporter of a job: when it is there, what the status says of it, and that nothing of it is taken for the job's own."""
 
+from dataclasses import replace
+
 import pytest
 from tests.operator.policies import scenes
 
@@ -11,6 +13,8 @@ from marlaas_operator.policies.job import plan_job
 def scene(job, owned=True, sandbox=True, **fields):
     """A running job that is to be reported, with its exporter."""
     exporter = Exporter(scenes.META, scenes.document(job), scenes.modelpool().spec.sandbox, "creds")
+    if "progress" in fields and fields["progress"].phase == "Succeeded":
+        exporter = replace(exporter, has_succeeded=True)
     made = exporter_objects(exporter, scenes.INSTALLATION) if owned else ()
     there = {scenes.key_of(one): scenes.stored(one) for one in made}
     both = {**(scenes.owned_sandbox(job) if sandbox else {}), **there}

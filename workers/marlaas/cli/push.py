@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from marlaas.adapter_folder import CONFIG, Files
+from marlaas.adapter_folder import CARD, CONFIG, Files
 from marlaas.local.pushing import files_of, folder_marker, marker_in
 from marlaas.local.records import open_job
-from marlaas.model_card import CARD, base_of, config_of, files_with, own_card, plain_card
+from marlaas.model_card import base_of, config_of, files_with, own_card, plain_card
 from marlaas.uploads import named_target
 from marlaas_api.errors import InvalidInput
 

@@ -44,6 +44,7 @@ class Uploader:
         if version < 0 or (mark.exists() and mark.read_text() == str(version)):
             return True
         try:
+            target.require([address])
             marker = marker_in(job, agent)
             if not target.has(address, marker):
                 address = target.put(address, files_of(job, agent, target.loaded_as(address)), marker)

@@ -79,7 +79,7 @@ def refusals(contents: ManifestObjects, runnable: bool) -> Iterator[Finding]:
         if runnable:
             yield from job.source.findings(check_local(job.object))
             yield from job.source.findings(adapter_problems(job.object))
-    yield from export_problems(contents.jobs) if runnable else ()
+    yield from export_problems(contents.jobs, runnable)
     for pool in contents.pools:
         yield from pool.source.findings(check_supported_pool(pool.object))
         yield from pool.source.findings(check_local_pool(pool.object) if runnable else ())

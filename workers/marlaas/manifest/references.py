@@ -137,11 +137,11 @@ def _given(job: RLJob) -> Iterator[tuple[Loc, AgentSpec, str]]:
             yield ("spec", "training", "kl", "reference", "path"), agent, reference
 
 
-def export_problems(jobs: Sequence[Placed[RLJob]]) -> Iterator[Finding]:
-    """Yield findings for exports that a local run could not write, or that two jobs would both write."""
+def export_problems(jobs: Sequence[Placed[RLJob]], runnable: bool) -> Iterator[Finding]:
+    """Yield findings for exports that two jobs would both write and, if `runnable`, that a local run could not write."""
     first: dict[str | Path, Placed[RLJob]] = {}
     for job in jobs:
-        for loc, target in _exports(job.object):
+        for loc, target in _exports(job.object) if runnable else _remote_exports(job.object):
             there = first.setdefault(target, job)
             if there is not job:
                 why: str | None = f"is also written by the job at {there.place}; choose another"
@@ -161,6 +161,16 @@ def _exports(job: RLJob) -> Iterator[tuple[Loc, str | Path]]:
     )
     if export.path is not None:
         yield ("path",), Path(export.path).expanduser().absolute()
+
+
+def _remote_exports(job: RLJob) -> Iterator[tuple[Loc, str | Path]]:
+    """Yield what a cluster exports, as `_exports`; folders as texts, with namespace and claim."""
+    volume = job.spec.export.volume
+    for loc, target in _exports(job):
+        if volume is not None and loc[0] == "volume":
+            yield loc, f"{job.metadata.namespace}/{volume.claim_name}/{target}"
+        elif loc[0] != "path":
+            yield loc, target
 
 
 def adapter_shape(given: Path) -> tuple[int, int]:

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -128,13 +129,16 @@ class UploadDestination:
 
     def deliver(self, view: JobView) -> None:
         addresses = view.document.spec.uploads.get(self.target.name, {})
-        try:
-            self.target.require(addresses.values())
-            for agent, version in self._due(view).items():
+        refusals: dict[str, InvalidInput] = {}
+        for agent, version in self._due(view).items():
+            try:
+                self.target.require([addresses[agent]])
                 self._upload(view, agent, version, addresses[agent])
                 self.uploaded.append(self._mark(agent, version))
-        except InvalidInput as error:  # of the target or its client
-            raise InvalidInput(f"{error}; {_WHERE[self.target.name]}") from error
+            except InvalidInput as error:  # of the target or its client; other agents' adapters may be taken
+                refusals[str(error)] = error
+        if refusals:
+            raise InvalidInput(f"{'; '.join(refusals)}; {_WHERE[self.target.name]}") from next(iter(refusals.values()))
         self.source.forget()
 
     def close(self, end: End | None) -> None:
@@ -178,8 +182,11 @@ def remote_target(name: Upload, export: ExportSettings) -> UploadTarget:
     if name == "hub":
         return HubTarget(export.hub is None or export.hub.private, ready=_read_token)
     if name == "s3":
+        # The store's client reads what it is not given from the environment, where trackers' Secrets are.
+        for variable in [one for one in os.environ if one.startswith("AWS_")]:
+            del os.environ[variable]
         return BucketTarget(_bucket_variables)
-    return VolumeTarget(Path(os.environ[VOLUME]))
+    return VolumeTarget(Path(os.environ.get(VOLUME, "/not-mounted")))
 
 
 def _read_token() -> None:
@@ -192,7 +199,11 @@ def _read_token() -> None:
 
 
 def _bucket_variables() -> dict[str, str]:
-    """Return what the Secret has for the bucket, which may have been corrected since the last call."""
+    """Return what the Secret has for the bucket, which may have been corrected since the last call. Raises InvalidInput for a key that is not known."""
+    with suppress(KeyError, OSError):
+        given = {one.name for one in Path(os.environ[S3_FOLDER]).iterdir() if one.name.startswith("AWS_")}
+        if unknown := sorted(given.difference(_S3_KEYS)):
+            raise InvalidInput(f"the Secret has {unknown[0]}, which is not used; the keys are {', '.join(_S3_KEYS)}")
     return {key: found for key in _S3_KEYS if (found := _mounted(S3_FOLDER, key))}
 
 

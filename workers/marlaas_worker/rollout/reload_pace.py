@@ -8,7 +8,8 @@ its time times that share. Pure; the caller passes the clock, in seconds.
 MAX_RELOAD_SHARE = 0.02
 """Re-loads cost at most this share of what the engine can do."""
 MIN_BUSY = 0.2
-"""Least share that counts while a request runs: so re-loads take at most MAX_RELOAD_SHARE / MIN_BUSY = 10 % of its time."""
+"""Least share that counts while a request runs: so re-loads that take up to a second take at most MAX_RELOAD_SHARE / MIN_BUSY = 10 % of
+an engine's time. Slower ones take more: one may begin every 10 s."""
 MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
 MAX_CREDIT = 3
 """Unexpected re-loads that may begin before there is time for them."""
@@ -16,7 +17,7 @@ EXPECTED_S = 30.0
 """A re-load is expected for so long after the eviction of a version in use. Longer than nearly all waits for a slot."""
 _NEW_LOAD_WEIGHT = 0.2
 _ROUNDING_S = 1e-9
-_MAX_PRICE_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Slower loads exceed the share, so that no wait grows without bound.
+_MAX_COST_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Dearer loads exceed the share, so that no wait grows without bound.
 
 
 class ReloadPace:
@@ -48,10 +49,9 @@ class ReloadPace:
         """Seconds for which a version in use keeps its slot: one load is then at most `MAX_RELOAD_SHARE` of them."""
         return min(max(self._mean_s / MAX_RELOAD_SHARE, MIN_QUANTUM_S), MAX_QUANTUM_S)
 
-    @property
-    def price_s(self) -> float:
-        """Expected seconds of a re-load."""
-        return min(self._mean_s, _MAX_PRICE_S)
+    def cost_s(self, busy: float = 1.0) -> float:
+        """Return the expected cost of a re-load, in seconds of a full engine."""
+        return min(self._mean_s * busy, _MAX_COST_S)
 
     def busy(self, num_running: int) -> float:
         """Return the share of the engine's places that count as in use: 0 if no request runs, otherwise at least MIN_BUSY."""
@@ -64,8 +64,8 @@ class ReloadPace:
         """
         self._advance(now)
         if self.num_loads:
-            self._balance_s = min(self._balance_s, (num_expected + 1) * self.price_s)
-        return self._balance_s - num_expected * self.price_s * busy
+            self._balance_s = min(self._balance_s, (num_expected + 1) * self.cost_s())
+        return self._balance_s - num_expected * self.cost_s(busy)
 
     def is_exceeded(self, now: float, num_expected: int, busy: float = 1.0) -> bool:
         """Return whether so many expected re-loads exceed the share."""
@@ -76,7 +76,7 @@ class ReloadPace:
 
         num_loads: may be negative: minus the number of loads for which there need not be time yet.
         """
-        missing_s = num_loads * self.price_s * busy - self.left_s(now, num_expected, busy)
+        missing_s = num_loads * self.cost_s(busy) - self.left_s(now, num_expected, busy)
         return missing_s / MAX_RELOAD_SHARE if missing_s > _ROUNDING_S else 0.0
 
     def expect(self, name: str, now: float) -> None:
@@ -101,7 +101,7 @@ class ReloadPace:
             self._advance(now)
             self.num_reloads += 1
             self.reload_s += seconds
-            self._balance_s -= min(seconds, _MAX_PRICE_S) * busy
+            self._balance_s -= min(seconds * busy, _MAX_COST_S)
         weight = _NEW_LOAD_WEIGHT if self.num_loads > 1 else 1.0
         self._mean_s += weight * (seconds - self._mean_s)
 

@@ -195,8 +195,6 @@ class Versions:
         """Load and prove a version. On any error the version is not served, and the role continues."""
         incarnation, is_reload = self._engine.incarnation, version.has_served
         was_proven, before = version.was_proven, set(self._unloading)
-        slots = (one.slot for one in self.proven.resident.values() if one.slot is not None)
-        busy = self.pace.busy(sum(one.num_running for one in slots))
         try:
             manifest = await self._adapter_cache.manifest(version.adapter)
             if version.unload is not None:  # Its files would be removed while they are read.
@@ -204,6 +202,8 @@ class Versions:
             await self._adapter_cache.fetch(manifest)
             if before:
                 await asyncio.wait(before)
+            slots = (one.slot for one in self.proven.resident.values() if one.slot is not None)
+            busy = self.pace.busy(sum(one.num_running for one in slots))
             proof = await load_proven(self._engine, manifest, slot.loaded, probes=not was_proven)
         except Exception as error:
             if incarnation == self._engine.incarnation:

@@ -29,6 +29,7 @@ from marlaas_worker.calibration import (
     fingerprint,
     joined,
     mean_gap,
+    num_sufficient,
     tolerance_of,
 )
 from marlaas_worker.devices import uses_gpu
@@ -105,7 +106,8 @@ def calibrate(model: BaseModel, pool: PoolDocument) -> Calibration:
     tolerance = tolerance_of(noise)
     for size in _SIZES:
         test = _self_test(model, _drawn(model, pool.spec.max_rank, size), dtype, ids)
-        shift = mean_gap(joined(test.logprobs), joined([probe.logprobs for probe in probes]))
+        judged = slice(num_sufficient(dtype))
+        shift = mean_gap(joined(test.logprobs[judged]), joined([probe.logprobs for probe in probes[judged]]))
         # An engine within both tolerances then shifts by LEAST_SHIFT.
         needed = (LEAST_SHIFT + 1) * tolerance + test.tolerance
         if shift >= needed:

@@ -8,7 +8,7 @@ import numpy as np
 
 from marlaas.environment import Message, Reply, Score, Split
 from marlaas.envs.dataset.environment import Dataset
-from marlaas.envs.dataset.rewards import CERTAIN, Rewards
+from marlaas.envs.dataset.rewards import CERTAIN, MATH_TIMEOUT, Rewards
 from marlaas.envs.dataset.tasks import Part, TaskRow, Tasks
 
 NUM_LONGEST = 20
@@ -110,9 +110,15 @@ def _of_truth(rewards: Rewards, task: TaskRow) -> Score | None:
     scores = []
     for form in _FORMS:
         scores.append(one := rewards.score(Reply(form.format(truth), num_tokens=1), task))
-        if one.metrics and all(name in CERTAIN and value == 1 for name, value in one.metrics.items()):
+        if _is_certain(one):
             break  # no form earns more, and a comparison of mathematics may take a second
     return max(scores, key=lambda one: (_num_certain(one), float(one.reward)))  # type: ignore[arg-type]
+
+
+def _is_certain(score: Score) -> bool:
+    """Return whether the reward has no other parts than certain ones, and the reply is right by all of them."""
+    parts = [name for name in score.metrics if name not in (*CERTAIN, MATH_TIMEOUT)]
+    return not parts and bool(_num_certain(score)) and all(score.metrics.get(name, 1) == 1 for name in CERTAIN)
 
 
 def _num_certain(score: Score) -> int:

@@ -23,6 +23,8 @@ from marlaas_api.errors import InvalidInput
 
 CERTAIN = ("math", "correct", "code")
 """Names of the parts that are 1 for a right answer and 0 for a wrong one."""
+MATH_TIMEOUT = "math_timeout"
+"""Metric beside `math`: 1 for a comparison that was stopped at its time limit."""
 
 
 class Rewards:
@@ -193,7 +195,7 @@ def _math_reward() -> Part:
 
     def math(reply: Reply, truth: str) -> Any:
         found = math_check.is_equal(truth, reply.message)
-        return Score(float(bool(found)), {"math_timeout": float(found is None)})
+        return Score(float(bool(found)), {MATH_TIMEOUT: float(found is None)})
 
     return math
 
