@@ -272,7 +272,17 @@ def test_an_export_replaces_an_adapter_only(complaints, tmp_path):
     assert complaints("export: {path: mine}") == [f"job.yaml:22: spec.export.path: {said}"]
     assert complaints("export: {path: mine}", runnable=False) == []
     (tmp_path / "mine" / "adapter_config.json").touch()
+    assert complaints("export: {path: mine}") == [f"job.yaml:22: spec.export.path: {said}"], "nothing else is lost"
+    (tmp_path / "mine" / "thesis.tex").unlink()
     assert complaints("export: {path: mine}") == [], "an adapter is replaced"
+
+
+def test_two_jobs_of_a_cluster_do_not_export_to_one_place(complaints):
+    export = "export: {s3: {url: s3://a/b, secretRef: {name: c}}, volume: {claimName: a, path: b}}"
+    other = f"{export}\n---\napiVersion: marlaas.dev/v1alpha1\nkind: RLJob\nmetadata: {{name: b, namespace: team-a}}\nspec:\n  "
+    spec = f"poolRef: {{name: tiny}}\n  environment: {{name: reverse}}\n  training: {{steps: 2}}\n  {export}"
+    found = complaints(other + spec, runnable=False)
+    assert [line.partition(" is also written")[0].rpartition(": ")[2] for line in found] == ["s3://a/b", "team-a/a/b"]
 
 
 def test_a_kl_reference_is_looked_into_like_an_adapter_to_begin_from(complaints, tmp_path):

@@ -141,7 +141,7 @@ def export_problems(jobs: Sequence[Placed[RLJob]], runnable: bool) -> Iterator[F
     """Yield findings for exports that two jobs would both write and, if `runnable`, that a local run could not write."""
     first: dict[str | Path, Placed[RLJob]] = {}
     for job in jobs:
-        for loc, target in _exports(job.object) if runnable else _remote_exports(job.object):
+        for loc, target in _exports(job.object) if runnable else _remote_exports(job):
             there = first.setdefault(target, job)
             if there is not job:
                 why: str | None = f"is also written by the job at {there.place}; choose another"
@@ -163,14 +163,13 @@ def _exports(job: RLJob) -> Iterator[tuple[Loc, str | Path]]:
         yield ("path",), Path(export.path).expanduser().absolute()
 
 
-def _remote_exports(job: RLJob) -> Iterator[tuple[Loc, str | Path]]:
-    """Yield what a cluster exports, as `_exports`; folders as texts, with namespace and claim."""
-    volume = job.spec.export.volume
-    for loc, target in _exports(job):
-        if volume is not None and loc[0] == "volume":
-            yield loc, f"{job.metadata.namespace}/{volume.claim_name}/{target}"
-        elif loc[0] != "path":
+def _remote_exports(job: Placed[RLJob]) -> Iterator[tuple[Loc, str]]:
+    """Yield what a cluster exports, as `_exports`: for a folder of a claim, namespace, claim and path."""
+    for loc, target in _exports(job.object):
+        if isinstance(target, str):
             yield loc, target
+        elif loc != ("path",):
+            yield loc, f"{job.object.metadata.namespace}/{os.path.relpath(target, job.source.folder)}"
 
 
 def adapter_shape(given: Path) -> tuple[int, int]:
