@@ -145,7 +145,7 @@ def test_an_adapter_becomes_a_folder_and_replaces_an_older_one(cluster, tmp_path
 
 def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(cluster, tmp_path, monkeypatch):
     for agent in ("solver", "verifier"):
-        _archive(tmp_path / f"{agent}.tar", "adapter_config.json", "adapter_model.safetensors", f"of-{agent}")
+        _archive(tmp_path / f"{agent}.tar", "adapter_config.json", "adapter_model.safetensors", f"of-{agent}.txt")
     agents = data(__file__, "agents_with_adapters")
     body = _body(*agents)
     body["spec"] = {**SPEC, "agents": [{"name": name} for name in ("solver", "verifier", "critic")]}
@@ -158,9 +158,9 @@ def test_of_several_agents_each_gets_a_folder_and_a_named_one_is_fetched_alone(c
     told = [f"all/{name}: version {version} of agent {name} of a/sums" for name, version in versions]
     assert said.output.splitlines() == [*told, "note: no version yet of critic"]
     found = sorted(str(path) for path in Path("all").glob("*/of-*"))
-    assert found == ["all/solver/of-solver", "all/verifier/of-verifier"]
+    assert found == ["all/solver/of-solver.txt", "all/verifier/of-verifier.txt"]
     assert invoke("adapter", "sums", "--agent", "verifier", "--out", "one").exit_code == 0
-    assert (tmp_path / "one" / "of-verifier").is_file()
+    assert (tmp_path / "one" / "of-verifier.txt").is_file()
     job = job_view(body)
     with pytest.raises(InvalidInput, match="one holds the adapter of one agent"):
         fetch(kubectl, job, published(job, None), Path("one"))
