@@ -39,7 +39,7 @@ class Rule(Protocol):
     def plan(
         self, num_slots: int, residents: Sequence[Resident], demands: Sequence[PageDemand], now: float
     ) -> PagePlan:
-        """Return what is loaded and evicted, and which versions yield."""
+        """Return the versions to load, to evict and to give no new requests. Args as `plan_pages`."""
         ...
 
     def loaded(self, name: str, seconds: float, now: float, is_reload: bool, num_running: int) -> None:

@@ -322,7 +322,7 @@ _REPORTS = {
     Reason.REPORT_DELAYED: Text(
         ReasonStage.FAULTY,
         Actor.TENANT,
-        "A tracker, a webhook or a target of uploads is away or refuses what it is sent, or the pod that sends to it cannot run; the message says why and since when. The job goes on, and what is missing is sent later.",
+        "A tracker, a webhook, hub, bucket or volume does not answer or refuses a request, or the exporter's pod cannot run. The message has the cause and the time. The job goes on, and the exporter sends missing data later.",
         "Check the content of the Secrets that spec.export names, and whether the tracker, hub or store is up. For another egress or Secret, create a new job.",
     ),
 }

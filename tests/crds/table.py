@@ -28,7 +28,11 @@ Json = Any
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with words for what is long: `!text 5` (`!text 5 b/` begins with b/) and `!digits 5`, `!times [5, entry]` (# is the number of each), `!mapping [5, value]`."""
+    """YAML with tags for long values.
+
+    `!text 5`: five letters; `!text 5 b/`: the first ones are b/. `!digits 5`: five digits. `!times [5, entry]`: a list of five entries, in which # is
+    the number. `!mapping [5, value]`: five keys with this value.
+    """
 
 
 def _repeated(character: str) -> Callable[[yaml.SafeLoader, yaml.Node], str]:

@@ -16,7 +16,7 @@ from marlaas_api.bus import BusRefused
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import AdapterRequest, EvalRecord, ExportReport, Phase, PolicyRecord
 from marlaas_api.wire import encode
-from marlaas_worker.exporter import downloads
+from marlaas_worker.exporter import downloads, uploads
 from marlaas_worker.exporter.destinations import TrackerDestination, WebhookDestination, safe_text
 from marlaas_worker.exporter.service import Exporter
 from marlaas_worker.orchestrator.service import serve
@@ -249,6 +249,12 @@ async def test_a_bucket_and_a_volume_have_a_marker_only_beside_all_files_of_its_
     assert bucket.objects == {f"sums/{name}": content for name, content in written.items()}
     assert (written.items() >= ADAPTER.items(), b'"version": 1,' in written["marlaas.json"]) == (True, True)
     assert sorted(report.uploaded) == ["s3 policy@v1", "volume policy@v1"]
+
+
+def test_a_trackers_keys_of_s3_do_not_reach_the_bucket(monkeypatch):
+    monkeypatch.setattr(uploads.os, "environ", {"AWS_SESSION_TOKEN": "a tracker's", "WANDB_API_KEY": "k"})
+    uploads.drop_aws_variables()
+    assert uploads.os.environ == {"WANDB_API_KEY": "k"}
 
 
 async def test_the_orchestrator_sends_an_adapter_only_to_its_own_job_and_what_the_job_publishes(scene, monkeypatch):

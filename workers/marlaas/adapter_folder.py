@@ -30,8 +30,6 @@ def objection(target: Path) -> str | None:
 
     The reason is the end of a sentence that begins with the path.
     """
-    if target.is_symlink():
-        return "is a symbolic link; give the folder itself"
     if target.exists() and not target.is_dir():
         return "is not a folder"
     if target.is_dir() and _has_others(target):

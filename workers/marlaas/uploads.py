@@ -161,7 +161,13 @@ class VolumeTarget:
         if self.root.is_absolute() and not self.root.is_dir():
             raise InvalidInput(f"the claim is not mounted at {self.root} yet")
         for address in addresses:
-            if (why := objection(self._at(address))) is not None:
+            # A link is replaced by no rename, and on a claim another pod may have made it.
+            why = (
+                "is a symbolic link; give the folder itself"
+                if self._at(address).is_symlink()
+                else objection(self._at(address))
+            )
+            if why is not None:
                 raise InvalidInput(f"{self._at(address)} {why}")
 
     def loaded_as(self, address: str) -> str:

@@ -24,7 +24,7 @@ from marlaas_worker.exporter.destinations import (
     in_thread,
 )
 from marlaas_worker.exporter.reader import JobReader
-from marlaas_worker.exporter.uploads import BusSource, UploadDestination, remote_target
+from marlaas_worker.exporter.uploads import BusSource, UploadDestination, drop_aws_variables, remote_target
 from marlaas_worker.role import RoleContext
 
 POLL_S = 2.0
@@ -43,6 +43,8 @@ async def serve(context: RoleContext, document: JobDocument, poll_s: float = POL
     """Report a job until `context.stop`. Raises InvalidInput if the job names nothing to report to."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
+    if "s3" in document.spec.export.remote_uploads:
+        drop_aws_variables()
     await Exporter(context, document, poll_s).run()
 
 

@@ -182,11 +182,14 @@ def remote_target(name: Upload, export: ExportSettings) -> UploadTarget:
     if name == "hub":
         return HubTarget(export.hub is None or export.hub.private, ready=_read_token)
     if name == "s3":
-        # The store's client reads what it is not given from the environment, where trackers' Secrets are.
-        for variable in [one for one in os.environ if one.startswith("AWS_")]:
-            del os.environ[variable]
         return BucketTarget(_bucket_variables)
     return VolumeTarget(Path(os.environ.get(VOLUME, "/not-mounted")))
+
+
+def drop_aws_variables() -> None:
+    """Remove the variables of S3 from this process: the bucket's client would take from them what its own Secret lacks, and they are a tracker's."""
+    for variable in [one for one in os.environ if one.startswith("AWS_")]:
+        del os.environ[variable]
 
 
 def _read_token() -> None:

@@ -210,8 +210,8 @@ class Records:
     async def compact(self, ledger: IssueLedger, step: int) -> None:
         """Append the ledger to the log, and purge older entries, save for the decisions of steps after `step`, which is on record.
 
-        Recovery needs only the records and what is left. Does nothing if nothing is to be purged. The log is never empty
-        afterwards: the next compare-and-set names the sequence of its newest message.
+        A restart needs only the records and the remaining entries. If there is no older entry to purge, nothing is written. The log keeps at least the
+        ledger, because the next compare-and-set names the sequence of the newest entry.
         """
         assert self._log is not None, "the history is read first"
         has_recorded = bool(self._decisions) and self._decisions[0][0] <= step

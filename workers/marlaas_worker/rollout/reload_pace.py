@@ -1,8 +1,7 @@
 """The time that re-loads of adapter versions may take in an engine, and how long a version in use keeps its slot.
 
 A re-load is the load of a version that has served requests and was evicted. While an adapter is loaded, the engine generates nothing.
-What that costs depends on the requests that run: `busy` is the share of the engine's places that they have, and a load's cost is
-its time times that share. Pure; the caller passes the clock, in seconds.
+A load costs its time multiplied by `busy`, the share of the engine's places that running requests have: only they are delayed. Pure; the caller passes the clock, in seconds.
 """
 
 MAX_RELOAD_SHARE = 0.02

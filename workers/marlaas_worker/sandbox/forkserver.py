@@ -292,7 +292,7 @@ def import_for_chat_clients() -> None:
     """If the environment has imported `openai`, import once what its episodes would otherwise import in each of their processes."""
     if "openai" in sys.modules:
         for name in _OF_CHAT_CLIENTS:
-            with contextlib.suppress(Exception):  # an episode that needs it will say what is wrong
+            with contextlib.suppress(Exception):  # a broken package is an error of the episode that uses it
                 importlib.import_module(name)
 
 
