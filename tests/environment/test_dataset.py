@@ -17,9 +17,9 @@ from tests.tables import data, rows
 from typer.testing import CliRunner
 
 from marlaas.cli.app import build
-from marlaas.environment import Play, ServiceFailed, Split, Task
+from marlaas.environment import Play, Score, ServiceFailed, Split, Task
 from marlaas.envs import own_modules, suite_args
-from marlaas.envs.dataset import math_check
+from marlaas.envs.dataset import math_check, report
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
 from marlaas.envs.dataset.files import digest
@@ -292,3 +292,12 @@ def test_data_show_prints_tasks_and_warns(tmp_path, monkeypatch):
     (task,) = job["tasks"]
     found = [job["splits"]["train"]["rows"], job["dropped"], task["tokens"], task["rewardOfTruth"], task["truth"]]
     assert [*found, [*job["warnings"], *task["warnings"]]] == data(__file__, "data_shown")
+
+
+@pytest.mark.parametrize(("others", "num"), [({}, 1), ({"format": 0.0}, 4)])
+def test_a_truth_is_written_in_further_ways_only_while_another_might_earn_more(others, num, monkeypatch):
+    data_set, asked = made(), []
+    score = Score(1.0, metrics={"math": 1.0, "math_timeout": 0.0, **others})
+    monkeypatch.setattr(data_set.rewards, "score", lambda reply, _: asked.append(reply.text) or score)
+    (shown,) = report.shown(data_set, Split.TRAIN, 1, None)
+    assert (len(asked), shown.of_truth) == (1 + num, score), "and the empty reply"
