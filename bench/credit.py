@@ -4,6 +4,7 @@ Strict jobs of one run side by side, one for each setting; a job's results do no
 `no turn rewards` has those of the episode only. Prints held-out means: the share of numbers that were found, and the guesses of an episode.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,9 @@ def manifests(steps: int) -> list[dict[str, Any]]:
     """Return the pool and a job for each setting."""
     pool, job = documents("guess.yaml")
     pool["spec"]["adapterSlots"] = 3 * len(SETTINGS)
+    # The cache has the conversations of all jobs at once; otherwise each turn computes its whole conversation anew. In strict mode
+    # engine and trainer take turns, so each may have all cores.
+    pool["spec"]["rollout"] |= {"kvCacheBytes": "6Gi", "threads": os.cpu_count()}
     return [pool, *(_job(job, name, steps) for name in SETTINGS)]
 
 

@@ -68,7 +68,7 @@ class ArrowRows:
 
 def scan(file: Path, columns: Collection[str] | None) -> "Iterator[tuple[int, dict[str, list[Any]]]]":
     """Yield batches of rows, in order: their number, and the values of these columns, as far as the file has them. columns: None: all."""
-    with _opened(file) as reader:
+    with _opened(file, mapped=False) as reader:
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             names = [name for name in batch.schema.names if columns is None or name in columns]
@@ -76,16 +76,16 @@ def scan(file: Path, columns: Collection[str] | None) -> "Iterator[tuple[int, di
 
 
 class _opened:  # noqa: N801
-    """Context of a reader of a mapped Arrow file."""
+    """Context of a reader of an Arrow file. mapped: for single rows; to read all would keep the whole file in the process's memory."""
 
-    def __init__(self, file: Path) -> None:
-        self._path = str(file)
+    def __init__(self, file: Path, *, mapped: bool = True) -> None:
+        self._path, self._mapped = str(file), mapped
 
     def __enter__(self) -> "pa.ipc.RecordBatchFileReader":
         import pyarrow as pa
 
-        self._map = pa.memory_map(self._path)
-        return pa.ipc.open_file(self._map, options=pa.ipc.IpcReadOptions(use_threads=False))
+        self._source = pa.memory_map(self._path) if self._mapped else pa.OSFile(self._path)
+        return pa.ipc.open_file(self._source, options=pa.ipc.IpcReadOptions(use_threads=False))
 
     def __exit__(self, *_: object) -> None:
-        self._map.close()
+        self._source.close()

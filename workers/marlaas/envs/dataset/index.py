@@ -67,9 +67,14 @@ class IndexedFile:
         return f"{self.file}:{self.rows.place(number)}"
 
 
+_SHA256 = hashlib.sha256()
+
+
 def prompt_digest(text: str) -> bytes:
     """Return the first 8 bytes of a prompt's SHA-256, by which `marlaas_api.names.split_of` divides texts too."""
-    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8]
+    hashed = _SHA256.copy()  # half the time of a new one
+    hashed.update(text.encode(errors="surrogatepass"))
+    return hashed.digest()[:8]
 
 
 def indexed(file: DataFile, fields: Fields) -> IndexedFile:

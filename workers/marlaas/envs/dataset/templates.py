@@ -7,6 +7,7 @@ at once without Jinja, which takes ten times as long: a data set may have a mill
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import itemgetter, methodcaller
 from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, UndefinedError, nodes
@@ -44,22 +45,23 @@ _METHODS = frozenset(
 )
 
 
-def _is_text(value: object) -> bool:
-    return type(value) is str
+def _are_texts(values: Iterable[object]) -> bool:
+    return set(map(type, values)) <= {str}
 
 
 def _texts(piece: "_Piece", columns: Mapping[str, Sequence[Any]]) -> Sequence[str] | None:
     """Return a piece's texts; None if a value is no text."""
     values = columns.get(piece.column)
-    if values is None or not all(map(_is_text, values)):
+    if values is None or not _are_texts(values):
         return None
-    if piece.compute is None:
-        return values
+    made: Iterable[Any] = values
+    for compute in piece.computes:
+        made = map(compute, made)
     try:
-        made = [piece.compute(value) for value in values]
+        texts = list(made)
     except Exception:  # Jinja says what is wrong, row by row
         return None
-    return made if all(map(_is_text, made)) else None
+    return texts if _are_texts(texts) else None
 
 
 def _no_null(value: Any) -> Any:
@@ -126,11 +128,11 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of a template's text: a constant, or what a function makes of a column's text."""
+    """A part of a template's text: a constant, or what functions make of a column's text, one after the other."""
 
     text: str = ""
     column: str = ""
-    compute: Compute | None = None
+    computes: tuple[Compute, ...] = ()
 
 
 def _pieces(tree: nodes.Template) -> list[_Piece] | None:
@@ -148,7 +150,7 @@ def _pieces(tree: nodes.Template) -> list[_Piece] | None:
 
 
 def _column(node: nodes.Node) -> _Piece | None:
-    """Return an expression as a function of one column (`answer.split('####')[1]`); None for other expressions."""
+    """Return an expression as functions of one column (`answer.split('####')[1]`); None for other expressions."""
     match node:
         case nodes.Name(name=name):
             return None if name in (ROW, "range") else _Piece(column=name)
@@ -157,24 +159,20 @@ def _column(node: nodes.Node) -> _Piece | None:
         ):
             return _then(inner, str.strip)
         case nodes.Getitem(node=inner, arg=nodes.Const(value=int(at))):
-            return _then(inner, lambda value: value[at])
+            return _then(inner, itemgetter(at))
         case nodes.Call(
             node=nodes.Getattr(node=inner, attr=method), args=args, kwargs=[], dyn_args=None, dyn_kwargs=None
         ):
             given = [one.value for one in args if isinstance(one, nodes.Const)]
             if method in _METHODS and len(given) == len(args):
-                function = getattr(str, method)
-                return _then(inner, lambda text: function(text, *given))
+                return _then(inner, methodcaller(method, *given))
     return None
 
 
 def _then(inner: nodes.Node, function: Compute) -> _Piece | None:
-    """Return the function of an inner expression, followed by another one."""
+    """Return an inner expression, followed by a function."""
     before = _column(inner)
-    if before is None:
-        return None
-    first = before.compute
-    return _Piece(column=before.column, compute=function if first is None else lambda text: function(first(text)))
+    return None if before is None else _Piece(column=before.column, computes=(*before.computes, function))
 
 
 def _rendered(text: str) -> Callable[[Row], str]:
