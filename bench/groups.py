@@ -33,6 +33,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import episode_id, train_group
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import decode, encode
+from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.intake import StepInbox
@@ -60,9 +61,8 @@ async def measure(num_jobs: int, num_steps: int) -> None:
             before = await times(context, jobs, num_steps)
             for job in jobs:
                 records = Records(context, job)
-                ledger = (await records.history()).ledger
-                assert ledger is not None
-                await records.compact(ledger, num_steps - 2)
+                state = JobState(job, await records.history())
+                await records.compact(state.ledger(), num_steps - 2)
             after = await times(context, jobs, num_steps)
             await bus.close()
     num_groups = num_steps * GROUPS_PER_STEP

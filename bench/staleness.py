@@ -18,7 +18,7 @@ from statistics import fmean
 
 from bench import options
 from bench.runs import table
-from marlaas_api.messages import AgentClosed, GroupOutcome, GroupReady, TrajectoryRef
+from marlaas_api.messages import AgentClosed, GroupOutcome, GroupReady, StepClosed, TrajectoryRef
 from marlaas_api.names import JobRef, train_group
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.steps import Assembly, Decision, Sampled, StepRules
@@ -32,9 +32,9 @@ TRAINER_S = (0.1, 0.5, 1.0, 4.0)
 class Dropping(Assembly):
     """The assignment before pacing: no step waits for a group, and one that is too stale is dropped."""
 
-    def close_if_due(self) -> list[Decision]:
+    def closing(self) -> StepClosed | None:
         self.oldest.clear()
-        return super().close_if_due()
+        return super().closing()
 
     def next_decision(self, ready: Sequence[Sampled]) -> Sampled | None:
         return next(iter(ready), None)
@@ -68,7 +68,7 @@ class Simulation:
     """One job. Results: durations of issued groups by index, and the indices of those that were trained or dropped."""
 
     world: World
-    assigned: Callable[[JobRef, StepRules, int, dict[str, int]], Assembly] = Assembly
+    assigned: Callable[[JobRef, StepRules, dict[str, int]], Assembly] = Assembly
     durations: dict[int, float] = field(default_factory=dict)
     trained: set[int] = field(default_factory=set)
     dropped: set[int] = field(default_factory=set)
@@ -84,14 +84,14 @@ class Simulation:
         """Simulate all steps."""
         world, chance = self.world, random.Random(self.world.seed)
         rules = StepRules(world.per_step, world.bound, world.refill, world.steps)
-        steps = self.assigned(REF, rules, 0, dict.fromkeys(world.agents, 0))
+        steps = self.assigned(REF, rules, dict.fromkeys(world.agents, 0))
         versions, committed = dict.fromkeys(world.agents, 0), dict.fromkeys(world.agents, -1)
         self._closed = {agent: [] for agent in world.agents}
         done = 0
         while done < world.steps:
             self._decide(steps)
             while (draft := steps.recordable(committed)) is not None:
-                steps.recorded(draft, versions)
+                steps.recorded(draft.step, versions, [agent for agent, part in draft.agents.items() if part.assigned])
                 done += 1
                 self._decide(steps)
             for _ in range(steps.want(len(self._pins), versions)):
@@ -117,15 +117,16 @@ class Simulation:
 
     def _decide(self, steps: Assembly) -> None:
         while True:
-            closed = steps.close_if_due()
-            self._note(closed)
+            closed = steps.closing()
+            if closed is not None:
+                self._note(steps, closed)
             pairs = steps.in_order([(self._pins[group.index], group) for group in self._ready()])
             decided = steps.next_decision(pairs)
             if decided is not None:
                 versions, group = decided
                 del self._complete[group.index], self._pins[group.index]
-                self._note(steps.resolve(group, versions))
-            elif not closed:
+                self._note(steps, steps.decision(group, versions))
+            elif closed is None:
                 return
 
     def _ready(self) -> list[CompleteGroup]:
@@ -135,8 +136,9 @@ class Simulation:
         in_flight = sorted(self._pins)
         return [self._complete[index] for index in itertools.takewhile(self._complete.__contains__, in_flight)]
 
-    def _note(self, messages: Sequence[Decision]) -> None:
-        for message in (part for one in messages for part in one.parts):
+    def _note(self, steps: Assembly, decided: Decision) -> None:
+        steps.apply(decided)
+        for message in decided.parts:
             if isinstance(message, AgentClosed):
                 if message.num_groups:
                     self._closed[message.agent].append(message.step)

@@ -27,7 +27,8 @@ def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_coun
     job = document(steps=2, groupsPerStep=2)
     state = JobState(job, JobHistory(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
     state.assembly.begin(state.versions)
-    for index in state.issue(2, 0).indices:
+    state.apply(issued := state.issuing(2, 0))
+    for index in issued.indices:
         for member in range(job.spec.rollout.group_size):
             fault = FaultClass.ENV if member > 1 else None
             rewards = {} if fault else {"policy": float(member)}
@@ -35,12 +36,12 @@ def test_held_out_tasks_that_were_trained_on_are_told_and_the_distinct_ones_coun
             counts |= {"num_tokens": 10 * (index + 1), "duration_s": 1.0 + index}
             one = an_episode(job, index, member, rewards=rewards, fault=fault, prompt=f"{index}", **counts)
             state.add_episode(one)
-        state.resolve(state.groups.complete[index], {"policy": 0})
+        state.apply(state.assembly.decision(state.groups.complete[index], {"policy": 0}))
     record = step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
     lengths = Lengths(num_groups=2, mean=15.0, p10=10.0, p90=20.0, max=20, seconds=1.5)
     counts = {"num_prompts": 2, "num_turns": 8, "num_cut": 2, "num_overtime": 2}
     assert record.plays == StepPlays(trained=lengths, prompts=("0", "1"), **counts)
-    state.record(record)
+    state.apply(record)
     run = EvaluationRun(0, 1, EvaluationSettings(tasks=4), {"policy": 0})
     for index, prompt in enumerate(("1", "7", "7", "8")):
         name = {"split": Split.EVAL, "group": f"{job.uid}-e{index}v0"}

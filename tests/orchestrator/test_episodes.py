@@ -74,7 +74,7 @@ def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on
     job = document(groupsPerStep=1, maxStaleness=1)
     job = changed(job, rollout=job.spec.rollout.model_copy(update={"group_size": 67}))
     state = JobState(job, JobHistory(policies={"policy": PolicyRecord(uid=job.uid, version=0)}))
-    state.issue(3, 0)
+    state.apply(state.issuing(3, 0))
     large = an_episode(job, rewards={"policy": 0.5}, leaves={"policy": tuple(range(390))})
 
     def play(index: int, *members: int) -> None:
@@ -83,15 +83,15 @@ def test_a_job_keeps_episodes_up_to_a_bound_until_their_step_or_evaluation_is_on
             state.add_episode(large.model_copy(update=names))
 
     play(0, *range(67))
-    state.resolve(state.groups.complete[0], {"policy": 0})
-    state.record(step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0)))
+    state.apply(state.assembly.decision(state.groups.complete[0], {"policy": 0}))
+    state.apply(step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0)))
     run = EvaluationRun(0, 0, EvaluationSettings(tasks=100_000), {"policy": 0})
-    state.begin_evaluation(run, 0)
+    state.apply(state.beginning(run, 0))
     measured = {f"metric {number}": 1.0 for number in range(390)}
     held_out = large.model_copy(update={"split": Split.EVAL, "metrics": measured, "fault": FaultClass.ENV})
     for index in range(16):
         state.add_episode(held_out.model_copy(update={"index": index, "group": eval_group(job.ref, index, 0)}))
-    state.record_evaluation(eval_record(job, run, EvaluationEnd(1.0, (), {})))
+    state.apply(eval_record(job, run, EvaluationEnd(1.0, (), {})))
     play(1, *range(67))
     with pytest.raises(EpisodesTooLarge, match="take 1 MiB, more than the 1 MiB that the orchestrator keeps"):
         play(2, 0)

@@ -127,7 +127,7 @@ def test_a_job_of_no_steps_ends_once_version_zero_is_evaluated(document):
     assert (ending(state, Seen(), None, 0.0), state.due_evaluation()) == (None, None)
     state = JobState(job, JobHistory(policies=policies(job, policy=0)))
     assert ending(state, Seen(), None, 0.0) is None
-    state.record_evaluation(eval_record(job, state.due_evaluation(), EvaluationEnd(1.0, (), {})))
+    state.apply(eval_record(job, state.due_evaluation(), EvaluationEnd(1.0, (), {})))
     assert ending(state, Seen(), None, 0.0)[0] is messages.Phase.SUCCEEDED
 
 
@@ -138,11 +138,11 @@ def test_an_agents_mean_is_over_the_tasks_that_may_call_it_and_each_episode_coun
     both = {"rewards": {"x": 0.5, "o": 1.0}, "leaves": {"x": (0,), "o": (1,)}}
     of_both = [an_episode(job, 1, member, **both) for member in range(2)]
     ledger = messages.IssueLedger(**identity(job), next_index=2, open=(0, 1))
-    state = JobState(job, JobHistory(ledger=ledger, policies=policies(job, **versions)))
+    state = JobState(job, JobHistory(log=(ledger,), policies=policies(job, **versions)))
     for episode in (*of_x, *of_both):
         state.add_episode(episode)
     for index in range(2):
-        state.resolve(state.groups.complete[index], versions)
+        state.apply(state.assembly.decision(state.groups.complete[index], versions))
     record = step_record(job, state.assembly.drafts[0], {}, Around(0.0, 1.0))
     assert {name: part.reward_mean for name, part in record.agents.items()} == {"x": 0.5, "o": 1.0}
     assert record.reward_mean == (1.0 + 0.0 + 0.75 + 0.75) / 4, "the mean of the agents' means is 0.75"

@@ -150,13 +150,15 @@ def state(newest: int, seed: int = 0, window: int = 3, ledger: IssueLedger | Non
     past = PAST.model_copy(update={"policy": PolicySettings(of="solver", versions="past", window=window)})
     job = changed(a_job(agents=[{"name": "solver"}], maxStaleness=1), agents=(SOLVER, past))
     policies = {"solver": PolicyRecord(uid=job.uid, version=newest, step=newest - 1)}
-    made = JobState(job.model_copy(update={"seed": seed}), JobHistory(policies=policies, ledger=ledger))
+    made = JobState(
+        job.model_copy(update={"seed": seed}), JobHistory(policies=policies, log=(ledger,) if ledger else ())
+    )
     made.assembly.begin(made.versions)
     return made
 
 
 def drawn_by(played: JobState) -> int:
-    played.issue(1, 0)
+    played.apply(played.issuing(1, 0))
     return played.tasks.past.versions["past"]
 
 
@@ -180,7 +182,7 @@ def test_with_a_teacher_one_episode_has_signal_and_candidates_are_turns_as_all_o
     agents = [{"name": "policy"}, {"name": "teacher", "trainable": False}]
     job = job_document(spec={"agents": agents, "rollout": {"groupSize": 1}, "training": taught})
     state = JobState(job, JobHistory())
-    state.issue(1, 0)
+    state.apply(state.issuing(1, 0))
     choice = Choice(agent="policy", turns=(0, 2), rewards=(0.0, 1.0))
     played = {"leaves": {"policy": (0, 4)}, "choices": (choice,), "may_speak": ("policy",)}
     state.add_episode(an_episode(job, rewards={"policy": 0.0}, **played))

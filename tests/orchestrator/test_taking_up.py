@@ -24,6 +24,7 @@ from marlaas_api.messages import (
 from marlaas_api.names import Split, eval_group, train_group
 from marlaas_api.wire import encode, pack
 from marlaas_worker.orchestrator import records
+from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.records import Records
 from tests import virtual_time
 
@@ -75,7 +76,7 @@ async def test_the_ledger_of_a_log_is_the_newest_with_all_that_was_issued_later(
     await written.history()
     for entry in entries:
         await written.log_issue(entry)
-    found = (await Records(context, job).history()).ledger
+    found = JobState(job, await Records(context, job).history()).ledger()
     later = {"next_index": 7, "skipped_solved": 2, "past_versions": {"o": 3}}
     begun = {"evaluating": 4, "evaluating_step": 3, "evaluating_versions": {"policy": 4}, "evaluating_from": 8}
     assert found == IssueLedger(**names, open=(3, 4, 5, 6), open_from=(7, 1, 9, 9), **later, **begun)

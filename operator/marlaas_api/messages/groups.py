@@ -3,9 +3,7 @@
 An orchestrator restores its open steps from the log, and a trainer trains the groups that the log assigns to its agent.
 """
 
-from collections.abc import Sequence
 from enum import StrEnum
-from itertools import zip_longest
 
 from pydantic import Field
 
@@ -210,26 +208,6 @@ class IssueLedger(DataPosition):
     evaluating_step: int = 0
     evaluating_versions: dict[str, int] = Field(default_factory=dict)
     evaluating_from: int = 1
-
-    @classmethod
-    def of(cls, entries: Sequence["IssueEntry"]) -> "IssueLedger | None":
-        """Return the newest ledger of a log with all later tasks and evaluations; None for an empty log. entries: in their order."""
-        last = max((at for at, entry in enumerate(entries) if isinstance(entry, cls)), default=-1)
-        if not entries:
-            return None
-        names = {name: getattr(entries[0], name) for name in JobMessage.model_fields}
-        start = entries[last] if last >= 0 else cls(**names)
-        assert isinstance(start, cls)
-        found, after = start.model_dump(), entries[last + 1 :]
-        given_out = dict(zip_longest(start.open, start.open_from, fillvalue=1))
-        for entry in after:
-            if isinstance(entry, TasksIssued):
-                given_out |= dict.fromkeys(entry.indices, entry.turns_from)
-                found |= {name: getattr(entry, name) for name in DataPosition.model_fields}
-            elif isinstance(entry, EvaluationBegun):
-                found |= {"evaluating": entry.version, "evaluating_step": entry.step}
-                found |= {"evaluating_versions": entry.versions, "evaluating_from": entry.turns_from}
-        return cls(**found | {"open": tuple(given_out), "open_from": tuple(given_out.values())})
 
 
 IssueEntry = TasksIssued | EvaluationBegun | IssueLedger

@@ -1,7 +1,8 @@
 """The state of one job and every decision about it, without I/O.
 
-The state depends only on the records (JobHistory) and on the episodes since then. So a restart after a crash and
-the original run reach the same state. `owned_job` performs the decisions, and passes the results back.
+The state is what `apply` makes of the job's events (the entries of its log, and its records), and of the episodes since then. So a
+restart after a crash and the original run reach the same state. A decision is an event that a function here returns and that
+changes nothing; `owned_job` logs it, and applies it then.
 """
 
 from collections import Counter, defaultdict
@@ -10,12 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marlaas_api.messages import (
+    DataPosition,
     Episode,
     EvalRecord,
     EvaluationBegun,
+    GroupDecided,
     IssueLedger,
     JobDocument,
+    JobLogEntry,
     PolicyRecord,
+    StepClosed,
     StepRecord,
     TasksIssued,
     UsageAmounts,
@@ -25,11 +30,11 @@ from marlaas_api.names import Split, eval_group, eval_index, train_group
 from marlaas_worker.orchestrator.data_order import Walk
 from marlaas_worker.orchestrator.episodes import slim
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule, without_samples
-from marlaas_worker.orchestrator.experience import CompleteGroup, Experience, count_faults, group_index
+from marlaas_worker.orchestrator.experience import Experience, count_faults, group_index
 from marlaas_worker.orchestrator.faults import FaultWatch
 from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
 from marlaas_worker.orchestrator.open_groups import OpenGroups
-from marlaas_worker.orchestrator.steps import Assembly, Decision, StepRules
+from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 MAX_PROMPTS = 50_000
 """Of a job, about 5 MiB: all jobs share the orchestrator's memory."""
@@ -39,14 +44,17 @@ TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_upda
 """Classes of `Progress.training_faults`, and the step metrics in which the trainer counts them."""
 
 
+Event = JobLogEntry | StepRecord | EvalRecord
+"""A fact about a job that is on record."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """The records of a job in streams and buckets, read when the orchestrator takes up the job. policies: by agent."""
+    """The records of a job in streams and buckets, read when the orchestrator takes up the job. log: in its order. policies: by agent."""
 
     steps: tuple[StepRecord, ...] = ()
     evaluations: tuple[EvalRecord, ...] = ()
-    decisions: tuple[Decision, ...] = ()
-    ledger: IssueLedger | None = None
+    log: tuple[JobLogEntry, ...] = ()
     policies: Mapping[str, PolicyRecord] = field(default_factory=dict)
 
 
@@ -107,10 +115,6 @@ class JobState:
         self.episode_bytes = 0
         self.recorded = RecordedTotals()
         self.trained_prompts: set[str] = set()
-        for step in history.steps:
-            self._apply_step(step)
-        for evaluation in history.evaluations:
-            self._apply_evaluation(evaluation)
         self._experience = Experience(
             spec.agents,
             spec.rollout.group_size,
@@ -123,23 +127,42 @@ class JobState:
         at_least = group if group > 1 else num_groups
         window, has_scored = max(2 * group, group * num_groups), bool(history.steps or history.evaluations)
         self.faults = FaultWatch(window, spec.environment.max_fault_share, at_least, has_scored=has_scored)
-        versions = {agent: self._recorded_version(agent) for agent in self.policies}
-        last_steps = {
-            agent: step.step for step in history.steps for agent, part in step.agents.items() if part.num_groups
-        }
         training = spec.training
         sampled = (training.groups_per_step, training.max_staleness, training.max_refill)
         rules = StepRules(*sampled, training.steps, spec.demonstrated_steps, spec.rows_per_step)
-        self.assembly = Assembly(document.ref, rules, self.finished, versions, last_steps)
-        self.assembly.restore(history.decisions)
+        first = {agent: record.version if record.step < 0 else 0 for agent, record in self.policies.items()}
+        self.assembly = Assembly(document.ref, rules, first)
+        self.groups = OpenGroups()
         self._schedule = EvaluationSchedule(self.policies, strict=self.strict)
-        for number, step in enumerate(history.steps, 1):
-            self._schedule_evaluation(number, step)
-        resolved = [group for draft in self.assembly.drafts for group in draft.resolved]
-        self.groups = OpenGroups(group.index for group in resolved)
-        self.tasks.add_outcomes(self.tasks.outcomes(resolved))
-        if history.ledger is not None:
-            self._restore_ledger(history.ledger, history.steps)
+        for event in (*history.steps, *history.evaluations, *history.log):
+            self.apply(event)
+        # The log still names them until it is compacted.
+        self.groups.recorded({index for record in history.steps for index in record.indices})
+
+    def apply(self, event: Event) -> None:
+        """Change the state by a fact that is on record. Decisions about recorded steps, and begun evaluations that are recorded, change nothing."""
+        match event:
+            case StepRecord():
+                self._apply_step(event)
+            case EvalRecord():
+                self._apply_evaluation(event)
+            case IssueLedger():
+                self._move_to(event)
+                self.groups.restore(dict.fromkeys(event.open, 1) | dict(zip(event.open, event.open_from, strict=False)))
+                version, numbers = event.evaluating, (event.evaluating_step, event.evaluating_from)
+                self.evaluation = None
+                if version is not None:
+                    self._begin_evaluation(version, *numbers, event.evaluating_versions)
+            case TasksIssued():
+                self._move_to(event)
+                self.groups.issue(event.indices, event.turns_from)
+            case EvaluationBegun():
+                self._begin_evaluation(event.version, event.step, event.turns_from, event.versions)
+            case GroupDecided() | StepClosed() if not self.assembly.is_recorded(event.step):
+                self.assembly.apply(event)
+                if isinstance(event, GroupDecided):
+                    self.groups.decide(event.index)
+                    self.tasks.add_outcomes(self.tasks.outcome(event.index, event.parts))
 
     @property
     def strict(self) -> bool:
@@ -208,7 +231,7 @@ class JobState:
         """Return the ledger of issued tasks and of the evaluation in progress that are not on record."""
         given_out, run = tuple(sorted(self.groups.indices)), self.evaluation
         return IssueLedger(
-            **self._position(),
+            **self._position(self.tasks.walk, self.tasks.past),
             open=given_out,
             open_from=self.groups.turns_from(given_out),
             evaluating=run.version if run else None,
@@ -217,9 +240,8 @@ class JobState:
             evaluating_from=self.groups.evaluation_from,
         )
 
-    def _position(self) -> dict[str, Any]:
+    def _position(self, walk: Walk, past: PastDraw) -> dict[str, Any]:
         """Return the fields of a DataPosition."""
-        walk, past = self.tasks.walk, self.tasks.past
         return self._names() | {
             "next_index": walk.next_visit,
             "skipped_in_pass": walk.in_pass,
@@ -284,43 +306,19 @@ class JobState:
         """Return whether a group is in flight, or of the evaluation in progress."""
         return self._has(self.groups.in_flight, group)
 
-    def resolve(
-        self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
-    ) -> list[Decision]:
-        """Decide one group; return the messages to log, in order. Arguments as in `Assembly.resolve`."""
-        self.groups.decide(group.index)
-        messages = self.assembly.resolve(group, versions, usage)
-        self.tasks.add_outcomes(self.tasks.outcome(group.index, group.agents.values()))
-        return messages
-
-    def record(self, record: StepRecord) -> None:
-        """Update the state after a step was recorded."""
-        draft = self.assembly.drafts[0]
-        before = {agent: part.base_version for agent, part in draft.agents.items()}
-        self.assembly.recorded(draft, _versions_after(record, before))
-        self._apply_step(record)
-        done = {group.index for group in draft.resolved}
-        self.groups.recorded(done)
-        self._schedule_evaluation(self.finished, record)
-
-    def issue(self, number: int, last_sequence: int) -> TasksIssued:
-        """Reserve the next tasks to issue, and draw the past versions that play in them; they are in flight from now on.
+    def issuing(self, number: int, last_sequence: int) -> TasksIssued:
+        """Return the next tasks to issue, with the past versions that play in them.
 
         Args:
             last_sequence: of TURNS, as of now or earlier.
-
-        Returns:
-            What to log before the tasks are published.
         """
-        indices = self.tasks.take(number)
-        self.groups.issue(indices, last_sequence)
+        indices, walk = self.tasks.next(number)
         draft = self.assembly.open
-        self.tasks.draw_past(self.finished if draft is None else draft.step, self.issued_versions)
-        return TasksIssued(**self._position(), indices=tuple(indices), turns_from=last_sequence + 1)
+        past = self.tasks.drawn(self.finished if draft is None else draft.step, self.issued_versions)
+        return TasksIssued(**self._position(walk, past), indices=tuple(indices), turns_from=last_sequence + 1)
 
-    def begin_evaluation(self, run: EvaluationRun, last_sequence: int) -> EvaluationBegun:
-        """Set the evaluation in progress. Args and Returns as `issue`."""
-        self.evaluation, self.groups.evaluation_from = run, last_sequence + 1
+    def beginning(self, run: EvaluationRun, last_sequence: int) -> EvaluationBegun:
+        """Return that an evaluation begins. last_sequence: as of `issuing`."""
         numbers = {"version": run.version, "step": run.step, "turns_from": last_sequence + 1}
         return EvaluationBegun(**self._names(), **numbers, versions=dict(run.versions))
 
@@ -329,12 +327,6 @@ class JobState:
         if self.evaluation is not None or not self.has_policies:
             return None
         return self._schedule.next(self.document.spec.evaluation, self.evaluations, self.finished, self.versions)
-
-    def record_evaluation(self, record: EvalRecord) -> None:
-        """Update the state after an evaluation was recorded."""
-        self._apply_evaluation(record)
-        self.evaluation = None
-        self.groups.evaluated()
 
     def fault_totals(self) -> Counter[str]:
         """Return all faults by class since the job began, those of open groups included."""
@@ -355,47 +347,33 @@ class JobState:
             return False
         return group == eval_group(self.document.ref, index, run.version)
 
-    def _recorded_version(self, agent: str) -> int:
-        """Return the agent's version after the recorded steps; its trainer may have committed later ones."""
-        policy = self.policies[agent]
-        if policy.step < self.finished:
-            return policy.version
-        last = self.last_step.agents.get(agent) if self.last_step else None
-        return last.version if last else 0
-
     def _apply_step(self, record: StepRecord) -> None:
-        """Apply a recorded step, whether it is read from the history or recorded now: both must give the same state."""
+        before = self.assembly.drafts[0].agents if self.assembly.drafts else {}
+        versions = self.assembly.versions | {agent: part.base_version for agent, part in before.items()}
+        own = {agent: part for agent, part in record.agents.items() if agent in versions}
+        after = versions | {agent: part.version for agent, part in own.items()}
+        self.assembly.recorded(record.step, after, [agent for agent, part in own.items() if part.num_groups])
+        self.groups.recorded(record.indices)
         self.recorded.add_step(record)
         self.tasks.add_outcomes(record.outcomes)
         self.trained_prompts.update(record.plays.prompts[: MAX_PROMPTS - len(self.trained_prompts)])
         self.finished, self.last_step = self.finished + 1, record
+        self._schedule.add_step(self.document.spec, self.finished, self.assembly.versions)
 
     def _apply_evaluation(self, record: EvalRecord) -> None:
-        """Apply a recorded evaluation, as `_apply_step` does a step."""
         self.recorded.add_evaluation(record)
         self.evaluations[record.version] = without_samples(record)
+        self.evaluation = None
+        self.groups.evaluated()
 
-    def _schedule_evaluation(self, finished: int, step: StepRecord) -> None:
-        """Schedule the evaluation of the versions after a recorded step, if one is due."""
-        spec, versions = self.document.spec, _versions_after(step, self.assembly.versions)
-        self._schedule.add_step(spec, finished, versions)
+    def _begin_evaluation(self, version: int, step: int, turns_from: int, versions: Mapping[str, int]) -> None:
+        self.groups.evaluation_from = turns_from
+        if version not in self.evaluations:
+            self.evaluation = EvaluationRun(version, step, self.document.spec.evaluation, versions)
 
-    def _restore_ledger(self, ledger: IssueLedger, steps: tuple[StepRecord, ...]) -> None:
-        done = {index for record in steps for index in record.indices}
-        self.tasks.walk = Walk(
-            ledger.next_index, ledger.skipped_in_pass, ledger.skipped_solved, ledger.skipped_hopeless
-        )
-        self.tasks.past = PastDraw(ledger.past_step, ledger.past_versions)
-        given_out = dict.fromkeys(ledger.open, 1) | dict(zip(ledger.open, ledger.open_from, strict=False))
-        self.groups.restore({index: first for index, first in given_out.items() if index not in done})
-        self.groups.evaluation_from = ledger.evaluating_from
-        self.episode_bytes = ledger.episode_bytes
-        version = ledger.evaluating
-        if version is not None and version not in self.evaluations:
-            settings, versions = self.document.spec.evaluation, ledger.evaluating_versions
-            self.evaluation = EvaluationRun(version, ledger.evaluating_step, settings, versions)
-
-
-def _versions_after(step: StepRecord, otherwise: Mapping[str, int]) -> dict[str, int]:
-    """Return the versions after a step; `otherwise`: of agents that its record does not have."""
-    return {agent: step.agents[agent].version if agent in step.agents else one for agent, one in otherwise.items()}
+    def _move_to(self, position: DataPosition) -> None:
+        """Move to a position in the training data."""
+        skipped = position.skipped_in_pass, position.skipped_solved, position.skipped_hopeless
+        self.tasks.walk = Walk(position.next_index, *skipped)
+        self.tasks.past = PastDraw(position.past_step, position.past_versions)
+        self.episode_bytes = position.episode_bytes

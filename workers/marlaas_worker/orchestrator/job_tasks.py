@@ -32,8 +32,8 @@ class JobTasks:
         self._order = DataOrder(document.spec.training.data, document.seed, document.spec.demonstrated_groups)
         self.walk, self.past = Walk(), PastDraw()
 
-    def draw_past(self, step: int, newest: Mapping[str, int]) -> None:
-        """Draw past versions for a step, unless it has them: its newest versions may change while it is open.
+    def drawn(self, step: int, newest: Mapping[str, int]) -> PastDraw:
+        """Return the past versions that play in a step: those that were drawn for it, as its newest versions may change while it is open.
 
         Uniform among the agent's `window` versions before the newest, from the job's seed. Version 0 plays until there is another.
 
@@ -41,19 +41,18 @@ class JobTasks:
             newest: by policy.
         """
         if step == self.past.step:
-            return
+            return self.past
         drawn: dict[str, int] = {}
         for agent in past_players(self._document):
             assert agent.policy is not None
             last = newest[agent.policy_name]
             oldest = max(0, last - agent.policy.last)
             drawn[agent.name] = oldest + derive_seed(self._document.seed, agent.name, step) % max(1, last - oldest)
-        self.past = PastDraw(step, drawn)
+        return PastDraw(step, drawn)
 
-    def take(self, number: int) -> list[int]:
-        """Return the indices of the next `number` groups to issue, and advance the position in the training data."""
-        indices, self.walk = self._order.take(self.walk, number)
-        return indices
+    def next(self, number: int) -> tuple[list[int], Walk]:
+        """Return the indices of the next `number` groups to issue, and the position in the training data after them."""
+        return self._order.take(self.walk, number)
 
     def add_outcomes(self, outcomes: Iterable[TaskOutcome]) -> None:
         """Add results of tasks. Repeated results change nothing."""

@@ -21,10 +21,10 @@ class OpenGroups:
         evaluation_from: a sequence of TURNS before which the evaluation in progress has no turn.
     """
 
-    def __init__(self, decided: Iterable[int] = ()) -> None:
+    def __init__(self) -> None:
         self.in_flight: set[int] = set()
         self.complete: dict[int, CompleteGroup] = {}
-        self.decided = set(decided)
+        self.decided: set[int] = set()
         self.evaluation_from = 1
         self._turns_from: dict[int, int] = {}
         self._bytes: Counter[int | None] = Counter()
@@ -38,14 +38,14 @@ class OpenGroups:
         return self.in_flight | self.decided
 
     def restore(self, turns_from: Mapping[int, int]) -> None:
-        """Take up groups that an earlier orchestrator has issued; turns_from: by index, as `turns_from` returns."""
+        """Replace the groups that are in flight. turns_from: of all open groups by index, as `turns_from` returns."""
         self.in_flight = turns_from.keys() - self.decided
         self._turns_from = dict(turns_from)
 
-    def issue(self, indices: Collection[int], last_sequence: int) -> None:
-        """Add groups that are about to be issued. last_sequence: of TURNS, as of now or earlier."""
+    def issue(self, indices: Collection[int], first: int) -> None:
+        """Add groups that are about to be issued. first: a sequence of TURNS before which they have no turn."""
         self.in_flight.update(indices)
-        self._turns_from |= dict.fromkeys(indices, last_sequence + 1)
+        self._turns_from |= dict.fromkeys(indices, first)
 
     def is_played(self, index: int) -> bool:
         """Return whether a group is in flight and not complete."""
@@ -73,14 +73,15 @@ class OpenGroups:
         return ready
 
     def decide(self, index: int) -> None:
-        """Move a complete group to the decided ones."""
-        del self.complete[index]
+        """Move a group to the decided ones."""
+        self.complete.pop(index, None)
         self.in_flight.discard(index)
         self.decided.add(index)
 
     def recorded(self, indices: Collection[int]) -> None:
-        """Remove decided groups, whose step is on record."""
+        """Remove groups whose step is on record."""
         self.decided.difference_update(indices)
+        self.in_flight.difference_update(indices)
         for index in indices:
             del self._bytes[index]
         self._turns_from = {index: first for index, first in self._turns_from.items() if index not in indices}

@@ -228,13 +228,15 @@ class OwnedJob:
         ready, asked = state.assembly.in_order(sampled), set[int]()
         while True:
             await self._learn_oldest(state, asked)
-            await self._log(closed := state.assembly.close_if_due())
+            if (closed := state.assembly.closing()) is not None:
+                await self._log(state, closed)
             decided = state.assembly.next_decision(ready)
             if decided is not None:
                 ready.remove(decided)
                 versions, group = decided
-                await self._log(state.resolve(group, versions, await self._metering.of_group(group)))
-            elif not closed:
+                usage = await self._metering.of_group(group)
+                await self._log(state, state.assembly.decision(group, versions, usage))
+            elif closed is None:
                 return
 
     async def _learn_oldest(self, state: JobState, asked: set[int]) -> None:
@@ -244,12 +246,12 @@ class OwnedJob:
             state.assembly.oldest[index] = await self._issuer.oldest(state, index)
             asked.add(index)
 
-    async def _log(self, messages: Sequence[Decision]) -> None:
-        for message in messages:
-            await self._records.log_decision(message)
-            if isinstance(message, StepClosed):
-                num = ", ".join(f"{part.num_groups} groups of {part.agent}" for part in message.parts)
-                log.info("closed step %d of job %s with %s", message.step, self.document.ref, num)
+    async def _log(self, state: JobState, decided: Decision) -> None:
+        await self._records.log_decision(decided)
+        state.apply(decided)
+        if isinstance(decided, StepClosed):
+            num = ", ".join(f"{part.num_groups} groups of {part.agent}" for part in decided.parts)
+            log.info("closed step %d of job %s with %s", decided.step, self.document.ref, num)
 
     async def _record(self, state: JobState) -> bool:
         """Record the oldest step if it is finished; return whether it was."""
@@ -264,7 +266,7 @@ class OwnedJob:
         }
         record = step_records.step_record(self.document, draft, manifests, around)
         await self._records.log_step(record)
-        state.record(record)
+        state.apply(record)
         await self._records.compact(state.ledger(), record.step)
         await self._mark(state)
         return True
@@ -291,9 +293,10 @@ class OwnedJob:
         number = self._space.take(len(state.groups), want, evaluating=state.evaluation is not None)
         if number == 0:
             return
-        issued = state.issue(number, turns.last_sequence)
-        state.assembly.oldest.update(dict.fromkeys(issued.indices, self._issuer.served(state)))
+        issued = state.issuing(number, turns.last_sequence)
         await self._records.log_issue(issued)
+        state.apply(issued)
+        state.assembly.oldest.update(dict.fromkeys(issued.indices, self._issuer.served(state)))
         await self._issuer.publish(state, issued.indices)
 
     def _want(self, state: JobState) -> int:
@@ -306,7 +309,9 @@ class OwnedJob:
         run = None if self.holds.any else state.due_evaluation()
         if run is not None and self._space.may_evaluate(len(state.groups)):
             turns = await self._stream.refresh(self._context.bus)
-            await self._records.log_issue(state.begin_evaluation(run, turns.last_sequence))
+            begun = state.beginning(run, turns.last_sequence)
+            await self._records.log_issue(begun)
+            state.apply(begun)
             await self._issuer.publish_evaluation(state, run)
         run = state.evaluation
         if run is None or not run.complete:
@@ -316,7 +321,7 @@ class OwnedJob:
         end = step_records.EvaluationEnd(self._context.now(), tuple(samples), usage, state.trained_prompts)
         record = step_records.eval_record(self.document, run, end)
         await self._records.log_evaluation(record)
-        state.record_evaluation(record)
+        state.apply(record)
         await self._records.compact(state.ledger(), state.finished - 1)
         await self._records.emit("Evaluated", evaluated_text(record))
         self.wake.set()

@@ -112,8 +112,7 @@ class Records:
         log = await self._read_log()
         steps = await self._replay(subjects.STEPS, f"step.{ref.namespace}.{ref.name}.*")
         evals = await self._replay(subjects.STEPS, f"eval.{ref.namespace}.{ref.name}.*")
-        ledger = IssueLedger.of([entry for entry in log if isinstance(entry, IssueEntry)])
-        if steps and ledger is None:
+        if steps and not any(isinstance(entry, IssueEntry) for entry in log):
             raise AssertionError(
                 f"{ref}: steps are on record, and the job's log does not say which tasks were issued; a job of an earlier release "
                 "cannot go on"
@@ -121,8 +120,7 @@ class Records:
         return JobHistory(
             steps=tuple(sorted((r for r in steps if isinstance(r, StepRecord)), key=lambda record: record.step)),
             evaluations=tuple(record for record in evals if isinstance(record, EvalRecord)),
-            decisions=tuple(entry for entry in log if isinstance(entry, GroupDecided | StepClosed)),
-            ledger=ledger,
+            log=tuple(log),
             policies={agent: await self.policy(agent) for agent in self.agents},
         )
 

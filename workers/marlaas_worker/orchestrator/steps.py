@@ -18,8 +18,8 @@ that no agent is more than one step ahead. Waits point from a step to the step b
 The groups of a demonstrated step are not sampled: every one has signal, none is stale, and the step is exactly the next groups by
 index. Such steps are played ahead of their training, and the first sampled step begins after the last of them is recorded.
 
-Every decision is one message of the job's log (GROUPS) for all agents, and the steps change only by applying these messages. So
-applying the log to the state that the step records give restores the steps.
+Every decision is one message of the job's log (GROUPS) for all agents, and the steps change only by applying these messages and the
+step records. So applying the records and then the log restores the steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,26 +84,17 @@ class Assembly:
             adds groups, and replaces what it has learned; an agent that is missing is taken for version 0.
 
     Args:
-        recorded: number of recorded steps.
-        versions: by agent, in the order of the manifest, the version after the recorded steps; -1 while it has none.
-        last_steps: by agent, its last recorded step with groups; -1 for an agent that is missing.
+        versions: by agent, in the order of the manifest, the first version; -1 while it has none.
     """
 
-    def __init__(
-        self,
-        ref: JobRef,
-        rules: StepRules,
-        recorded: int,
-        versions: Mapping[str, int],
-        last_steps: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, ref: JobRef, rules: StepRules, versions: Mapping[str, int]) -> None:
         self._ref = ref
         self.rules = rules
         self.versions = dict(versions)
         self.drafts: list[StepDraft] = []
         self.oldest: dict[int, Mapping[str, int]] = {}
-        self._next_step = recorded
-        self._last_steps = last_steps or {}
+        self._next_step = 0
+        self._last_steps = dict.fromkeys(versions, -1)
         self._open()
 
     @property
@@ -125,12 +116,6 @@ class Assembly:
         for draft in self.drafts:
             for agent, part in draft.agents.items():
                 part.base_version = max(part.base_version, versions[agent])
-
-    def restore(self, log: Iterable[Decision]) -> None:
-        """Apply the decisions of an earlier orchestrator, in their order. Those of recorded steps change nothing."""
-        for message in log:
-            if self.drafts and message.step >= self.drafts[0].step:
-                self._apply(message)
 
     @property
     def is_demonstrated(self) -> bool:
@@ -177,27 +162,23 @@ class Assembly:
         by_index = self.is_in_order
         return sorted(ready, key=lambda one: one[1].index if by_index else sum(one[0].values()))
 
-    def resolve(
+    def decision(
         self, group: CompleteGroup, versions: Mapping[str, int], usage: Mapping[str, UsageAmounts] | None = None
-    ) -> list[Decision]:
-        """Decide a complete group in the open step, for every agent; return the messages to log, in order.
+    ) -> GroupDecided:
+        """Return the decision about a complete group in the open step, for every agent.
 
-        In strict mode the caller passes groups in index order. After the last step is closed, groups are
-        counted in that step until it is recorded, and ignored afterwards.
+        In strict mode the caller passes groups in index order. After the last step is closed, groups are counted in that step.
 
         Args:
             versions: by agent, the version that the group was sampled from.
             usage: by agent, what it used in the group's episodes, with open tokens; None: not known.
         """
-        self.oldest.pop(group.index, None)
-        if not self.drafts:
-            return []
         draft, used = self.drafts[-1], usage or {}
         parts = [
             self._decision(draft, agent, group, versions.get(agent, 0), used.get(agent, UsageAmounts()))
             for agent in group.agents
         ]
-        decided = GroupDecided(
+        return GroupDecided(
             **self._names(),
             step=draft.step,
             index=group.index,
@@ -206,18 +187,12 @@ class Assembly:
             faults=dict(group.faults),
             plays=group.plays,
         )
-        self._apply(decided)
-        return [decided, *self.close_if_due()]
 
-    def close_if_due(self) -> list[Decision]:
-        """Close the open step if it is full or has resolved its maximum of groups, and no group in flight needs it.
-
-        Returns:
-            The messages to log.
-        """
+    def closing(self) -> StepClosed | None:
+        """Return the decision to close the open step, if it is full or has resolved its maximum of groups, and no group in flight needs it."""
         draft, names = self.open, self._names()
         if draft is None or not self._may_close(draft):
-            return []
+            return None
         parts = [
             AgentClosed(
                 **names,
@@ -229,9 +204,21 @@ class Assembly:
             )
             for agent, part in draft.agents.items()
         ]
-        closed = StepClosed(**names, step=draft.step, parts=tuple(parts))
-        self._apply(closed)
-        return [closed]
+        return StepClosed(**names, step=draft.step, parts=tuple(parts))
+
+    def apply(self, decided: Decision) -> None:
+        """Make a decision effective. Only here do groups enter steps, and steps close. It is of a step that is not recorded."""
+        draft = self._draft(decided.step)
+        if isinstance(decided, StepClosed):
+            draft.closed = True
+            self._open()
+        else:
+            self.oldest.pop(decided.index, None)
+            draft.add(decided)
+
+    def is_recorded(self, step: int) -> bool:
+        """Return whether a step is recorded."""
+        return not self.drafts or step < self.drafts[0].step
 
     def recordable(self, committed: Mapping[str, int]) -> StepDraft | None:
         """Return the oldest step if every agent has finished it (its trainer has committed it, or it is a no-op); None otherwise.
@@ -245,14 +232,23 @@ class Assembly:
         finished = all(not part.assigned or draft.step <= committed[agent] for agent, part in draft.agents.items())
         return draft if finished else None
 
-    def recorded(self, draft: StepDraft, versions: Mapping[str, int]) -> None:
-        """Remove a recorded step. versions: by agent, the version after it: the same as before, if it trained no token of the agent."""
-        self.drafts.remove(draft)
+    def recorded(self, step: int, versions: Mapping[str, int], trained: Iterable[str]) -> None:
+        """Remove the oldest step, which is recorded.
+
+        Args:
+            versions: by agent, the version after it: the same as before, if it trained no token of the agent.
+            trained: agents of which the step has groups.
+        """
         self.versions = base = dict(versions)
+        self._last_steps |= dict.fromkeys(trained, step)
+        self._next_step = max(self._next_step, step + 1)
+        del self.drafts[:1]
         for one in self.drafts:
             for agent, part in one.agents.items():
                 part.base_version = base[agent]
             base = {agent: part.next_version for agent, part in one.agents.items()}
+        if not self.drafts:
+            self._open()
 
     def num_uncommitted(self) -> int:
         """Return the number of groups assigned to steps that are not recorded yet."""
@@ -298,15 +294,6 @@ class Assembly:
         ahead = (len(draft.trained) + in_flight) // self.rules.groups_per_step - self.rules.max_staleness
         return {agent: part.base_version + ahead for agent, part in draft.agents.items()}
 
-    def _apply(self, message: Decision) -> None:
-        """Make a decision effective. Only here do groups enter steps, and steps close."""
-        draft = self._draft(message.step)
-        if isinstance(message, StepClosed):
-            draft.closed = True
-            self._open()
-        else:
-            draft.add(message)
-
     def _draft(self, step: int) -> StepDraft:
         number = step - self.drafts[0].step
         if number >= len(self.drafts):
@@ -347,7 +334,7 @@ class Assembly:
     def _open(self) -> None:
         if self._next_step >= self.rules.steps:
             return
-        parts = {agent: AgentDraft(one, self._last_steps.get(agent, -1)) for agent, one in self.versions.items()}
+        parts = {agent: AgentDraft(one, self._last_steps[agent]) for agent, one in self.versions.items()}
         if self.drafts:
             number, before = self.drafts[-1].step, self.drafts[-1].agents.items()
             parts = {
