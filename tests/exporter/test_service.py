@@ -237,6 +237,7 @@ async def test_a_bucket_and_a_volume_have_a_marker_only_beside_all_files_of_its_
             await scene.report(lambda told: {one.error.partition(": ")[2] for one in told.destinations} == places)
         assert bucket.objects.keys() == {f"sums/{name}" for name in (*ADAPTER, "README.md", "curve.png")}
         assert not folder.exists()
+        folder.with_name(".sums.0123456789abcdef").mkdir()  # of a version before more steps
         for scene.now, hook in (
             (1001.0, None),
             (1002.0, kill),
@@ -245,6 +246,7 @@ async def test_a_bucket_and_a_volume_have_a_marker_only_beside_all_files_of_its_
             async with scene.exporting(), scene.role("orchestrator", serve):
                 report = await scene.report(lambda told: told.ended and told.at == scene.now)
             await scene.put(subjects.EXPORTS, scene.document.ref.key, report.model_copy(update={"uploaded": ()}))
+    assert list(folder.parent.iterdir()) == [folder]
     written = {one.name: one.read_bytes() for one in folder.iterdir()}
     assert bucket.objects == {f"sums/{name}": content for name, content in written.items()}
     assert (written.items() >= ADAPTER.items(), b'"version": 1,' in written["marlaas.json"]) == (True, True)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,6 +88,14 @@ def write_adapter(files: Mapping[str, Path | bytes], target: Path) -> None:
     replace_folder(partial, target)
     with translated(target):
         _sync(target.parent)
+    _remove_leftovers(target)
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove what writers of other versions have left that were killed before their folder had its name."""
+    for one in target.parent.iterdir():
+        if one.is_dir() and re.fullmatch(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}", one.name):
+            shutil.rmtree(one, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:
