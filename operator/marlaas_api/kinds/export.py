@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from marlaas_api.kinds.base import Distinct, ObjectName, PathText, Spec, list_map, matching
 from marlaas_api.kinds.environment import Egress, SecretRef
 
-Tracker = Literal["tensorboard", "wandb", "mlflow"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 """Names of the tracker libraries. Server, project and credentials come from each library's own environment variables."""
 
 Trackers = Distinct[Tracker]
@@ -134,14 +134,14 @@ class ExportSpec(Spec):
     )
     trackers: Trackers = Field(
         (),
-        max_length=3,
-        description="Trackers that get the metrics of every step and evaluation: tensorboard, wandb, mlflow; none by default. In a cluster a pod in the job's "
+        max_length=4,
+        description="Trackers that get the metrics of every step and evaluation: tensorboard, wandb, mlflow, trackio; none by default. In a cluster a pod in the job's "
         "namespace sends them; tensorboard works with `marlaas run` only, because it writes files.",
     )
     secret_refs: Annotated[tuple[SecretRef, ...], Field(max_length=8)] = Field(
         (),
         description="Secrets whose keys the libraries of trackers and hub receive as environment variables in a cluster, for example WANDB_API_KEY, "
-        "MLFLOW_TRACKING_URI and HF_ENDPOINT; none by default. The job's author must be allowed to get them.",
+        "MLFLOW_TRACKING_URI, TRACKIO_SERVER_URL and HF_ENDPOINT; none by default. The job's author must be allowed to get them.",
         json_schema_extra=list_map("name"),
     )
     egress: Annotated[tuple[Egress, ...], Field(max_length=16)] = Field(

@@ -225,13 +225,13 @@ class ExportSettings(SpecPart):
     hub: HubExportSettings | None = None
     s3: BucketExportSettings | None = None
     volume: VolumeExportSettings | None = None
-    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     secret_refs: tuple[NameRef, ...] = ()
     egress: tuple[EgressRule, ...] = ()
     notify: tuple[NotifySettings, ...] = ()
 
     @property
-    def remote_trackers(self) -> tuple[Literal["wandb", "mlflow"], ...]:
+    def remote_trackers(self) -> tuple[Literal["wandb", "mlflow", "trackio"], ...]:
         """The trackers that a cluster serves: those that are servers. The others write files."""
         return tuple(name for name in self.trackers if name != "tensorboard")
 

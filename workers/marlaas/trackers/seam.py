@@ -127,6 +127,7 @@ _GATEWAYS: dict[Name, str] = {
     "tensorboard": "marlaas.trackers.tensorboard_gateway",
     "wandb": "marlaas.trackers.wandb_gateway",
     "mlflow": "marlaas.trackers.mlflow_gateway",
+    "trackio": "marlaas.trackers.trackio_gateway",
 }
 
 
@@ -203,9 +204,12 @@ def open_tracker(name: Name, document: JobDocument, folder: Path) -> Tracker:
 
 
 def require(jobs: Iterable[JobDocument]) -> None:
-    """Raise InvalidInput if a job names a tracker whose library is not installed."""
+    """Raise InvalidInput if a job names a tracker whose library is not installed, or trackio without a server."""
     for job in jobs:
         for name in job.spec.export.trackers:
+            if name == "trackio":
+                import_module(_GATEWAYS[name]).required()
+                continue
             spec = find_spec(name)
             if spec is None or spec.origin is None:
                 raise InvalidInput(

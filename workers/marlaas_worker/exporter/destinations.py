@@ -22,7 +22,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 _LONGEST_ERROR, _LONGEST_URL, _LEAST_SECRET = 500, 1024, 8
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|PASS|SECRET|AUTH|CREDENTIAL|WEBHOOK", re.IGNORECASE)
-_NEEDED = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_API_KEY"}
+_NEEDED = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_API_KEY", "trackio": "TRACKIO_SERVER_URL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Destination(Protocol):
 class TrackerDestination:
     """A tracker. ended: mark of the last end that it has."""
 
-    name: Literal["wandb", "mlflow"]
+    name: Literal["wandb", "mlflow", "trackio"]
     folder: Path
     ended: str = ""
     open: Open = open_tracker
