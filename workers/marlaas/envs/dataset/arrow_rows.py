@@ -66,10 +66,23 @@ class ArrowRows:
         return f"row {number + 1}"
 
 
-def scan(file: Path, columns: Collection[str] | None) -> "Iterator[tuple[int, dict[str, list[Any]]]]":
-    """Yield batches of rows, in order: their number, and the values of these columns, as far as the file has them. columns: None: all."""
+def num_batches(file: Path) -> int:
+    """Return the number of batches of an Arrow file that `convert` wrote."""
+    with _opened(file) as reader:
+        return int(reader.num_record_batches)
+
+
+def scan(
+    file: Path, columns: Collection[str] | None, batches: range | None = None
+) -> "Iterator[tuple[int, dict[str, list[Any]]]]":
+    """Yield batches of rows, in order: their number of rows, and the values of these columns, as far as the file has them.
+
+    Args:
+        columns: None: all.
+        batches: numbers of the batches; None: all.
+    """
     with _opened(file, mapped=False) as reader:
-        for number in range(reader.num_record_batches):
+        for number in range(reader.num_record_batches) if batches is None else batches:
             batch = reader.get_batch(number)
             names = [name for name in batch.schema.names if columns is None or name in columns]
             yield len(batch), {name: batch.column(name).to_pylist() for name in names}

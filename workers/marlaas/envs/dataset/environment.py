@@ -1,13 +1,17 @@
 """`dataset`: every row of a data set is a task of one turn; the manifest says how it becomes a prompt, a truth and a reward."""
 
-from collections.abc import Sequence
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from marlaas.environment import Agents, Message, Play, Score, Task
 from marlaas.envs import data_digest
 from marlaas.envs.dataset.fields import Fields
-from marlaas.envs.dataset.index import indexed
+from marlaas.envs.dataset.index import forked, indexed
 from marlaas.envs.dataset.judge import player
 from marlaas.envs.dataset.problems import InvalidArgument, InvalidRows
 from marlaas.envs.dataset.rewards import Rewards
@@ -55,7 +59,8 @@ class Dataset:
                 "held_out": held_out,
             }
         )
-        self.rewards = Rewards(self.settings) if self.settings.rewards else None
+        with _indexing(self.settings):
+            self.rewards = Rewards(self.settings) if self.settings.rewards else None
         self.tasks = tasks_of(self.settings)
         self.notes = notes_of(self.tasks)
         self.data_digest = data_digest(one.sha256 for one in self.tasks.files())
@@ -114,6 +119,23 @@ class Dataset:
 def _judge_of(settings: Settings) -> str | None:
     """Return the agent of the job that judges; None if there is none."""
     return next((one.judge.agent for one in settings.rewards if one.judge is not None), None)
+
+
+@contextlib.contextmanager
+def _indexing(settings: Settings) -> Iterator[None]:
+    """Have a child process fill the cache with the indices of local files, if math-verify is imported in this context: both take seconds."""
+    is_local = all(source.files is not None for source, _ in sources_of(settings))
+    if not is_local or all(one.math is None for one in settings.rewards):
+        yield
+        return
+    pid = forked(partial(tasks_of, settings))  # what it raises is raised here, too, when the files are read
+    try:
+        yield
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        os.waitpid(pid, 0)
 
 
 def tasks_of(settings: Settings) -> Tasks:

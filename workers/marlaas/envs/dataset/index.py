@@ -3,15 +3,18 @@
 Invariant: an index exists only if every row of the file can be used. It is found by the file's digest and the templates.
 """
 
+import gc
 import gzip
 import hashlib
+import os
+import pickle
 import shutil
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +32,8 @@ _VERSION = 2
 _MAX_PROBLEMS = 1000
 """A scan ends after so many unusable rows."""
 _BATCH = 4096
+_LEAST_PARTED = 16
+"""Batches of an Arrow file that is worth several processes."""
 _MIB = 1 << 20
 _DIGESTS, _LENGTHS, _STARTS, _LINES = "digests.npy", "lengths.npy", "starts.npy", "lines.npy"
 _FLAWED = "flawed.npy"
@@ -133,6 +138,24 @@ class _Index:
         self._problems: list[str] = []
         self._num_problems = 0
 
+    @property
+    def read(self) -> Collection[str] | None:
+        """The columns that are read; None: all."""
+        return self._fields.columns
+
+    def empty(self) -> "_Index":
+        """Return an empty index of the same file."""
+        return _Index(self._file, self._fields, self._kind)
+
+    def extend(self, rows: "_Index") -> None:
+        """Add the rows of another index, which follow those here."""
+        num = len(self.lines)
+        self.digests += rows.digests
+        self.lengths += rows.lengths
+        self.starts += rows.starts
+        self.lines += rows.lines
+        self.flawed.extend(num + one for one in rows.flawed)
+
     def add(self, row: Any, line: int, start: int = 0) -> None:
         """Add a row, or the problem of one. Raises InvalidRows: there are too many problems."""
         try:
@@ -177,7 +200,8 @@ def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) ->
     """Render every row. Raises InvalidRows, InvalidInput."""
     if file.suffix == ".parquet":
         index = _Index(file, fields, "row ")
-        _add_batches(index, arrow_rows.scan(content, fields.columns))
+        if not _add_in_parts(index, content):
+            _add_batches(index, content)
     else:
         index = _Index(file, fields)
         _add_lines(index, text_rows.scan(content), fields)
@@ -190,14 +214,53 @@ def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) ->
         np.save(folder / _LINES, np.frombuffer(index.lines, np.uint64).astype(np.uint32))
 
 
-def _add_batches(index: _Index, batches: Iterable[tuple[int, Mapping[str, Sequence[Any]]]]) -> None:
-    first = 1
-    for num, columns in batches:
+def _add_in_parts(index: _Index, content: Path) -> bool:
+    """Add all rows of a large Arrow file, in a process for each core; return False if nothing was added, because rows have problems."""
+    num, cores = arrow_rows.num_batches(content), len(os.sched_getaffinity(0))
+    if num < _LEAST_PARTED or cores == 1:
+        return False
+    ends = [num * part // cores for part in range(cores + 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        parts = [(range(*one), Path(folder) / str(one[0])) for one in pairwise(ends)]
+        pids = [forked(partial(_write_part, index.empty(), content, *part)) for part in parts]
+        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+        if any(statuses):
+            return False
+        for _, path in parts:
+            own = index.empty()
+            own.digests, own.lengths, own.starts, own.lines, own.flawed = pickle.loads(path.read_bytes())
+            index.extend(own)
+    return True
+
+
+def _write_part(index: _Index, content: Path, batches: range, path: Path) -> None:
+    _add_batches(index, content, batches)
+    index.check()
+    path.write_bytes(pickle.dumps((index.digests, index.lengths, index.starts, index.lines, index.flawed)))
+
+
+def _add_batches(index: _Index, content: Path, batches: range | None = None) -> None:
+    first = 1 + (batches.start * arrow_rows.BATCH if batches is not None else 0)
+    for num, columns in arrow_rows.scan(content, index.read, batches):
         lines = range(first, first + num)
         if not index.add_all(columns, lines, [0] * num):
             for at, line in enumerate(lines):
                 index.add({name: values[at] for name, values in columns.items()}, line)
         first += num
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Return the pid of a child process that does this work and exits with 0; with 1 if the work raised."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        gc.disable()
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return pid
 
 
 def _add_lines(index: _Index, scanned: Iterator[text_rows.Scanned], fields: Fields) -> None:

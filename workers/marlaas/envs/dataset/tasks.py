@@ -101,7 +101,8 @@ class Part:
 
     def num_repeated(self) -> int:
         """Return the number of rows whose prompt stands in an earlier row of this part."""
-        return len(self) - len(np.unique(self.rows.digests()[self.numbers]))
+        ordered = np.sort(self.rows.digests()[self.numbers])
+        return int(np.count_nonzero(ordered[1:] == ordered[:-1]))
 
 
 @dataclass(frozen=True, slots=True)
