@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from marlaas.cli.app import build
 from marlaas.environment import Play, Score, ServiceFailed, Split, Task
 from marlaas.envs import own_modules, suite_args
-from marlaas.envs.dataset import math_check, report
+from marlaas.envs.dataset import index, math_check, report
 from marlaas.envs.dataset.arrow_rows import BATCH
 from marlaas.envs.dataset.environment import Dataset
 from marlaas.envs.dataset.files import digest
@@ -73,7 +73,10 @@ def test_relative_names_are_looked_up_in_the_jobs_volumes_first(tmp_path, monkey
         assert sum(len(made(source={"files": pattern}).tasks.part(split)) for split in Split) == 4
 
 
-def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():
+@pytest.mark.parametrize("least", [3, 4], ids=["in a process for each core", "in one process"])
+def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found(monkeypatch, least):
+    monkeypatch.setattr(index, "_LEAST_PARTED", least)
+    monkeypatch.setattr(index.os, "sched_getaffinity", lambda _: {0, 1})
     many = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}"} for number in range(2 * BATCH + 5)]
     pq.write_table(pa.Table.from_pylist(many), "many.parquet", row_group_size=BATCH - 1)
     args = {**ARGS, "source": {"files": "many.parquet"}, "held_out": None}
@@ -84,6 +87,9 @@ def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found():
             drawn = (task := Task(split, at + len(part), 0)).drawn
             assert play("dataset", args, lambda _, at=at: str(part.numbers[at] + 1), task)[0].rewards == {"policy": 1.0}  # noqa: B023
             assert [split_of(text) for text in drawn] == [split]
+    pq.write_table(pa.Table.from_pylist([*many, {"question": " ", "answer": "#### 0"}]), "many.parquet")
+    with pytest.raises(InvalidInput, match=f"many.parquet:row {len(many) + 1}: the prompt is empty"):
+        Dataset(**args)
 
 
 def test_a_data_set_of_a_suite_is_held_out_as_a_whole_and_cannot_be_trained():
