@@ -68,9 +68,9 @@ def has_turn_signal(group: Sequence[Sequence[float]], *, by_state: bool) -> bool
 
 
 def _levels(group: Sequence[Sequence[float]]) -> list[list[int]]:
-    lengths = sorted((len(member) for member in group), reverse=True)
-    last = max(0, lengths[1] - 1) if len(lengths) >= _FEWEST else 0
-    return [[min(at, last) for at in range(len(member))] for member in group]
+    lengths = sorted(filter(None, map(len, group)), reverse=True)
+    last = lengths[1] - 1 if len(lengths) >= _FEWEST else math.inf
+    return [[int(min(at, last)) for at in range(len(member))] for member in group]
 
 
 def _compared(
