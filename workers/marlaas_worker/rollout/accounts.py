@@ -1,4 +1,4 @@
-"""Accounts of requests, their open episodes, and the service of tenants on other replicas. Pure; the caller passes the clock, in seconds."""
+"""The account that each request is charged to, open episodes by account, and the tokens that tenants use on other replicas. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +10,10 @@ from marlaas_api.messages import JobDocument
 from marlaas_worker.fair_queue import FairQueue, Path
 
 OPEN_S = 60.0
-"""An episode counts as open for so long after its last request has ended, because its end is not known here.
+"""Seconds for which an episode counts as open after its last request has ended, because its end is not reported to this role.
 
-Longer than nearly all tool calls. It may be long because it does not limit the credit that a tenant keeps meanwhile: that is
-its share of one batch, however long it was away (`fair_queue`, `max_credit`). Therefore no message reports the end of an episode.
+Longer than nearly all tool calls. A long time does no harm: the tenant of an open episode keeps its credit in the queue, but never more
+than its share of `max_credit` (`fair_queue`), however long the tenant sends no request.
 """
 
 
@@ -21,7 +21,7 @@ its share of one batch, however long it was away (`fair_queue`, `max_credit`). T
 class Account:
     """Tenant, job and agent that a request is charged to.
 
-    weight: the tenant's share relative to other tenants. agent: empty if the job has one agent.
+    weight: the tenant's share relative to other tenants. job: its uid. agent: its name; empty if the job has one agent.
     """
 
     tenant: str
@@ -43,16 +43,16 @@ def account_of(document: JobDocument, agent: str) -> Account:
 
 @dataclass(slots=True)
 class _Open:
-    """An agent's part of an open episode. path: the account for which it was opened. num_requests: in this role now."""
+    """An agent's part of an open episode. path: its account. num_requests: its requests that are in this role now."""
 
     path: Path
     num_requests: int = 0
 
 
 class OpenEpisodes:
-    """Episodes that have requests in the role, or had one in the last `OPEN_S` seconds. Each agent of an episode counts by itself.
+    """Episodes that have requests in the role, or had one in the last `OPEN_S` seconds. Each agent counts as an episode of its own.
 
-    queue: their accounts are active while they are open.
+    queue: the fair queue in which an episode's account is active while the episode is open. clock: returns the time in seconds.
     """
 
     def __init__(self, queue: FairQueue[Any], clock: Callable[[], float]) -> None:
@@ -65,7 +65,10 @@ class OpenEpisodes:
 
     @contextmanager
     def request(self, account: Account, episode: str) -> Iterator[None]:
-        """Count a request's episode as open while the context is open, whatever the request waits for, and for a while after."""
+        """Count a request's episode as open while the context is open, whatever the request waits for, and for `OPEN_S` after.
+
+        account: the one that the request is charged to. episode: its name.
+        """
         self.close_old()
         key = episode, account.agent
         if key not in self._open:
@@ -89,18 +92,22 @@ class OpenEpisodes:
 
 
 class OtherReplicas:
-    """Tokens that tenants have used on other replicas, from the totals in their reports.
+    """Computes the tokens that tenants use on other replicas from the running totals in the reports of those replicas.
 
-    A replica's first report counts nothing: its total contains use that this replica's queue has not seen happen, or has
-    already charged before a restart. A total below the last one is of a replica that was restarted, or of an old report; it
-    counts nothing and is the new start. So no tokens are counted twice, except those that an old report lacks.
+    The first report of a replica adds no tokens: its totals include tokens from before this process started, or tokens that were charged
+    already, if the report was gone for a while. If a total is below that of the previous report, the replica was restarted, or the report
+    is an old one. Such a total adds no tokens, and the next one is compared with it. So tokens count twice only after an old report:
+    those that its total lacks.
     """
 
     def __init__(self) -> None:
         self._totals: dict[str, dict[str, int]] = {}
 
     def growth(self, replica: str, totals: Mapping[str, int]) -> dict[str, int]:
-        """Return the tokens by tenant since the replica's last report. replica: its key in the bucket."""
+        """Return the tokens by tenant since the replica's last report; without tenants that used none.
+
+        replica: key of its report in the bucket. totals: tokens by tenant since its start, from its new report.
+        """
         before, self._totals[replica] = self._totals.get(replica), dict(totals)
         if before is None:
             return {}

@@ -1,7 +1,7 @@
 """Cache of published adapter versions: finds a version's manifest and downloads its files.
 
-The policy key names the newest manifest and each manifest names its parent, so every version can be reached. A
-manifest of another version than expected (a stale or foreign pointer) is refused.
+The agent's policy record (in the bucket `policy`) names the newest manifest, and each manifest names that of its parent version, so every
+version can be reached. A manifest of another adapter or version than expected is refused.
 """
 
 import asyncio
@@ -18,19 +18,22 @@ from marlaas_worker.rollout.policies import Policies
 from marlaas_worker.rollout.served_jobs import ServedJobs
 
 _MANIFEST_BYTES, _MANIFEST_FACTOR = 4096, 2.5
-"""Memory of a manifest: a part that depends on nothing, and a multiple of its length on the wire. Both measured."""
+"""A cached manifest takes so many bytes of memory, plus this multiple of its encoded length. Both measured."""
 
 
 class NotPublished(Retryable):
-    """The policy key does not reach this version, or not yet."""
+    """The policy record names no manifest, or that of an older version: this version is not published, or not yet."""
 
 
 class WrongManifest(Permanent):
-    """A policy key or a parent pointer leads to the manifest of another adapter or version."""
+    """A policy record or a parent pointer names another manifest than expected, or the chain of parents does not contain the version."""
 
 
 class AdapterCache:
-    """Manifests, in `ServedJob.manifests`, and adapter files, in `folder` while the engine holds the version."""
+    """Cache of manifests, in memory (`ServedJob.manifests`), and of adapter files, below `folder`.
+
+    The files of a version are there from `fetch` to `discard`: while the version is loaded, and while the engine holds it.
+    """
 
     def __init__(self, policies: Policies, jobs: ServedJobs, blobs: Blobs, folder: Path) -> None:
         self._policies = policies
@@ -39,7 +42,7 @@ class AdapterCache:
         self._folder = folder
 
     async def empty(self) -> None:
-        """Remove the files of an earlier process."""
+        """Remove all files, which an earlier process may have left."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def place(self, adapter: AdapterRef) -> Path:
@@ -64,7 +67,10 @@ class AdapterCache:
         return manifest
 
     async def fetch(self, manifest: Manifest) -> Path:
-        """Download a version's files, verify them, and return their folder. Raises as `Blobs.fetch`, once all downloads have ended."""
+        """Download a version's files, verify them, and return their folder.
+
+        Raises the first error of `Blobs.fetch`, but only after all downloads have ended.
+        """
         folder = self.place(manifest.adapter)
         files = manifest.files.items()
         await await_all([self._blobs.fetch(ref, folder / Path(name).name) for name, ref in files])
@@ -75,7 +81,7 @@ class AdapterCache:
         await asyncio.to_thread(shutil.rmtree, self.place(adapter), ignore_errors=True)
 
     async def discard_job(self, job: JobRef) -> None:
-        """Remove the folder of a job that is gone, with files that a cancelled download has written after `discard`."""
+        """Remove the folder of a job that is gone. It may hold files that a cancelled download has written after `discard`."""
         await asyncio.to_thread(shutil.rmtree, self._folder / _folder_of(job), ignore_errors=True)
 
     async def _parent(self, manifest: Manifest) -> Manifest:

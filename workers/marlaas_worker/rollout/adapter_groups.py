@@ -1,10 +1,10 @@
 """LoRA for mixed batches on a CPU: matrix products for long runs of one adapter, a compiled loop for all other rows.
 
 vLLM 0.32 gathers A and B for every token (`lora/ops/torch_ops/lora_ops.py`), which costs more than the base
-model itself. It also applies the last slot to rows without an adapter. Here many neighbouring rows of one adapter, as
-in prefilling, take two matrix products, in place. All other rows, as in decoding, are computed one by one by
-`adapter_loop`, whose time does not depend on the number of adapters in the batch, and whose result for a row not on the other
-rows. Rows without an adapter stay unchanged. Does not import vLLM.
+model itself. It also applies the adapter of the last slot to rows without an adapter. This module multiplies a run of neighbouring rows
+of one adapter, as in prefill, by the adapter's matrices. It computes all other rows, as in decoding, one by one with `adapter_loop`.
+The loop's time does not depend on the number of adapters in the batch, and a row's result does not depend on the other rows. Rows
+without an adapter stay unchanged. Does not import vLLM.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from marlaas_worker.rollout.adapter_loop import add_rows
 
 MIN_RUN = 32
-"""Least number of neighbouring rows of one adapter that take matrix products: fewer take less time one by one."""
+"""Least number of neighbouring rows of one adapter for which matrix products are used. Fewer rows take less time in `adapter_loop`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +26,9 @@ class SlotRows:
     """The rows of a batch that have an adapter.
 
     Attributes:
-        runs: slots, each with neighbouring rows.
-        rows: [R] all other rows.
-        slots: [R] their slots.
+        runs: slots, each with a slice of at least `MIN_RUN` neighbouring rows that have its adapter. A slot may occur several times.
+        rows: [R] indices of all other rows that have an adapter.
+        slots: [R] the slots of `rows`.
     """
 
     runs: Sequence[tuple[int, slice]]
@@ -38,12 +38,14 @@ class SlotRows:
 
 @dataclass(frozen=True, slots=True)
 class StackedAdapters:
-    """A layer's adapters in all slots, as views of vLLM's tensors.
+    """A layer's adapters in all slots; vLLM's tensors are views of the same memory.
+
+    vLLM packs linear layers with the same input, such as q, k and v, into one layer. Its parts have A and B each.
 
     Attributes:
         a: [slots, parts, rank, in].
         b: [slots, rank, sum of out]; the outputs of packed parts lie side by side.
-        ends: [parts] where each part's outputs end.
+        ends: [parts] index behind each part's last output.
     """
 
     a: torch.Tensor
@@ -52,7 +54,7 @@ class StackedAdapters:
 
 
 def group_rows(slots: torch.Tensor) -> SlotRows:
-    """Return the rows of each slot; `slots` [T] has -1 for rows without an adapter."""
+    """Group the rows of a batch by slot. slots: [T] the slot of each row's adapter; -1 for a row without an adapter."""
     numbers = slots.tolist()
     runs: list[tuple[int, slice]] = []
     others: list[int] = []
@@ -68,10 +70,11 @@ def group_rows(slots: torch.Tensor) -> SlotRows:
 
 
 def stacked_adapters(a_stacked: Sequence[torch.Tensor], b_stacked: Sequence[torch.Tensor]) -> StackedAdapters:
-    """Return views of vLLM's tensors of a layer, and change their memory layout. Shapes and values stay.
+    """Copy a layer's adapters into a new memory layout, and make vLLM's tensors views of it. Their shapes and values stay.
 
-    Afterwards all packed parts of a slot's A lie one after another, and its B is one matrix [rank, sum of out], so that inner loops
-    read memory in order. What is read back from a slot is what is applied.
+    In the new layout all packed parts of a slot's A lie one after another, and its B is one matrix [rank, sum of out], so that inner
+    loops read memory in order. vLLM loads adapters into the shared memory and reads them back from it, so a slot's digest is that of the
+    values that are applied.
 
     Args:
         a_stacked: for each packed part, [slots, 1, rank, in].
@@ -87,16 +90,18 @@ def stacked_adapters(a_stacked: Sequence[torch.Tensor], b_stacked: Sequence[torc
 
 
 def _keep_in(tensor: torch.Tensor, view: torch.Tensor) -> None:
-    """Make the tensor this view of another one's memory."""
+    """Make the tensor share the memory of `view`, with the same shape and strides."""
     tensor.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
 
 def add_adapters(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, adapters: StackedAdapters) -> None:
-    """Add B @ A @ input to every row of `outputs` that has an adapter, in place. Every B is finite.
+    """Add B @ A @ input to every row of `outputs` that has an adapter, in place. All values of B must be finite.
 
     Args:
         outputs: [T, sum of out]; the outputs of packed parts lie side by side.
         inputs: [T, in].
+        rows: the batch's, from `group_rows`.
+        adapters: the layer's, from `stacked_adapters`.
     """
     for slot, run in rows.runs:
         _add_run(outputs[run], inputs[run], adapters, slot)
@@ -105,7 +110,7 @@ def add_adapters(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, ad
 
 
 def _add_run(outputs: torch.Tensor, inputs: torch.Tensor, adapters: StackedAdapters, slot: int) -> None:
-    """Add one adapter's outputs to all rows."""
+    """Add the outputs of the slot's adapter to all rows, in place. outputs: [R, sum of out]. inputs: [R, in]."""
     rank = adapters.a.shape[2]
     hidden = inputs @ adapters.a[slot].flatten(0, 1).T
     first = 0
@@ -120,7 +125,7 @@ def _add_run(outputs: torch.Tensor, inputs: torch.Tensor, adapters: StackedAdapt
 
 
 def _add_single(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, adapters: StackedAdapters) -> None:
-    """Add to each single row the outputs of its adapter. Both tensors are contiguous."""
+    """Add to each of `rows.rows` the outputs of its adapter, in place, with `adapter_loop`. `outputs` and `inputs` are contiguous."""
     a, b = adapters.a, adapters.b
     if outputs.dtype == torch.float32:
         add_rows(outputs.numpy(), inputs.numpy(), rows.rows, rows.slots, a.numpy(), b.numpy(), adapters.ends)

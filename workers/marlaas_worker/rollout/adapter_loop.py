@@ -1,11 +1,11 @@
-"""LoRA of single rows on a CPU, compiled by Numba, which vLLM depends on.
+"""LoRA of single rows on a CPU: a loop that Numba compiles. vLLM depends on Numba.
 
 In decoding, a batch has few rows of each adapter. Matrix products of so few rows take torch several microseconds each, for every
-adapter and layer; the loop takes the same time for any number of adapters. One row's sums have a fixed order, so its result
+adapter and layer; the loop takes the same time for any number of adapters. The sums of a row have a fixed order, so its result
 does not depend on other rows. Numba keeps the compiled code beside this file, or in the folder that `vllm_settings` chooses.
 
-Sums are computed in float32. In bfloat16, the product with A is rounded, as in vLLM's kernels and in the trainer; the caller
-rounds that with B.
+Sums are computed in float32. With adapters in bfloat16, the product with A is rounded to bfloat16, as in vLLM's kernels and in the
+trainer; the caller rounds the product with B.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 _REORDERED = {"reassoc", "contract", "nsz", "arcp"}
-"""LLVM may change the order of sums once, when it compiles them; infinite values and NaN stay what they are."""
+"""Fast-math flags: LLVM may reorder sums when it compiles them. The order is then fixed. Infinite values and NaN stay correct."""
 
 
 def _wide(stored: Any) -> Any:
-    """Return a stored number, float32 or the bits of a bfloat16, as float32."""
+    """Return a stored number, float32 or the bits of a bfloat16 (uint16), as float32. Numba compiles `_compiled_wide` instead."""
 
 
 def _rounded(number: Any, stored: Any) -> Any:
-    """Return a float32 rounded to the precision of a stored number."""
+    """Return `number`, a float32, rounded to the dtype of `stored`: float32, or bfloat16 if it is a uint16. See `_compiled_rounded`."""
 
 
 @overload(_wide, strict=False)  # type: ignore[untyped-decorator]
@@ -89,11 +89,11 @@ def add_rows(  # noqa: PLR0913  # Numba compiles functions of arrays, not of our
     Args:
         outputs: [T, sum of out]; not rounded.
         inputs: [T, in].
-        rows: [R] places in the batch.
-        slots: [R].
+        rows: [R] indices of rows in the batch.
+        slots: [R] the slot of each of these rows.
         a: [slots, parts, rank, in], float32 or the bits of bfloat16 (uint16), as b.
         b: [slots, rank, sum of out]; a part's outputs depend on this part of `a` only.
-        ends: [parts] where each part's outputs end.
+        ends: [parts] index behind each part's last output.
     """
     num_parts, rank = a.shape[1], a.shape[2]
     hidden = np.empty(rank, np.float32)

@@ -1,19 +1,19 @@
 """The replicas of a pool that serve each agent and each group. Pure: all replicas compute the same from the same documents and reports.
 
 An agent is placed on the fewest replicas whose batches hold its open episodes; the other replicas need not hold its adapter.
-All agents are placed by one arithmetic (`placement`): an agent that needs several replicas has as many parts.
+`placement.place` places all agents together. An agent that needs n replicas enters as n parts of equal cost, which go to different ones.
 
 The members of a group go to one replica, which computes their prompt once.
 
-- A new group goes to one of its agent's replicas. Their parts of the groups are equal while they have the same load, and else
-  as 1 / (load + EVEN)². The load is the number of requests in a replica and of those that wait in it. It is known with a
-  delay of some seconds, so the least loaded replica does not get all new groups: it would be overloaded before it says so.
+- A new group goes to one of its agent's replicas. Each replica gets new groups in proportion to 1 / (load + EVEN)². Its load is the
+  number of requests that its engine runs or that wait in the replica. Reported loads are some seconds old, so the least loaded replica
+  does not get all new groups: it would be overloaded before its next report.
 - Later turns, and later members, go where the group's last turn was generated: the conversation's keys and values are cached
   there. If that replica is overloaded (its load is more than OVERLOAD times that of the agent's least loaded one, and
   MIN_EXCESS more), a part of its groups moves: the part by which its load exceeds the mean.
 
-Replicas that see different documents or reports for a moment may choose different owners; then both generate a turn, and the
-first record counts (`turn_log`).
+Replicas that see different documents or reports for a moment may choose different owners of a group. Then two replicas generate the
+same turn, and the first record counts (`turn_log`).
 """
 
 import math
@@ -28,9 +28,9 @@ from marlaas_api.names import group_token
 from marlaas_worker.placement import AgentLoad, place, rank
 
 MIN_PART = 0.1
-"""Least cost of an agent, as a part of the mean of its job's agents: it may become busy at any time."""
+"""Least ratio of an agent's recent tokens to the mean of its job's agents that counts for its cost: it may become busy at any time."""
 EVEN = 8
-"""Requests that are added to every load, so that a few more or less make no difference."""
+"""Requests that are added to every load, so that a difference of a few requests hardly changes where new groups go."""
 OVERLOAD, MIN_EXCESS = 2.0, 8
 _NUMBER = re.compile(r"[a-z](\d+)")
 _BITS = 32
@@ -38,7 +38,13 @@ _BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class AgentPlacement:
-    """The replicas of each agent, by its policy key; `everywhere` serves all others. loads: requests of each replica."""
+    """The replicas that serve each agent, and the load of each replica.
+
+    Attributes:
+        by_agent: names of replicas by the agent's policy key, the one that ranks highest first.
+        everywhere: all replicas; they serve the agents that `by_agent` does not contain.
+        loads: requests that a replica runs or that wait in it, by its name.
+    """
 
     by_agent: Mapping[str, tuple[str, ...]]
     everywhere: tuple[str, ...]
@@ -51,10 +57,10 @@ class AgentPlacement:
     def owner(self, policy_key: str, group: str, last: str = "") -> str:
         """Return the replica that generates the next turns of a group.
 
-        Any text is accepted as a name, because the owner is chosen before the request is checked.
-
         Args:
-            last: replica of the group's last turn; empty if it is not known.
+            policy_key: of the agent. An unknown one is served by all replicas.
+            group: name of the group; any text is accepted, because the owner is chosen before the request is checked.
+            last: replica that generated the group's last turn; empty if it is not known.
         """
         replicas = self.of(policy_key)
         if last not in replicas:
@@ -65,7 +71,7 @@ class AgentPlacement:
         return self._chosen(others, group)
 
     def _chosen(self, replicas: Sequence[str], group: str) -> str:
-        """Return the replica of a new group: consecutive groups are spread as evenly as the loads allow."""
+        """Choose a replica for a group. Consecutive groups are spread evenly, in proportion to 1 / (load + EVEN)²."""
         limits = list(accumulate((self._load(name) + EVEN) ** -2.0 for name in replicas))
         position = _spread(_number(group)) * limits[-1]
         return next(name for name, limit in zip(replicas, limits, strict=True) if position < limit)
@@ -75,7 +81,7 @@ class AgentPlacement:
         return load > OVERLOAD * least and load > least + MIN_EXCESS
 
     def _moves(self, group: str, replica: str, replicas: Sequence[str]) -> bool:
-        """Return whether a group is in the part of an overloaded replica's groups that exceeds the mean load."""
+        """Return whether a group leaves an overloaded replica. A part of its groups does, chosen by hash: 1 - mean load / its load."""
         load = self._load(replica)
         excess = 1.0 - sum(map(self._load, replicas)) / len(replicas) / load
         return rank(group, replica) < excess * 2.0**64
@@ -90,10 +96,11 @@ def place_agents(
     """Place agents on replicas.
 
     Args:
-        replicas: those that can serve; at least one.
-        num_seqs: requests in a replica's batch.
-        reports: they tell which replicas hold an agent's adapter now, which keep the agent if the loads allow; how the
-            recent tokens of a job divide among its agents; and the load of each replica.
+        agents: the agents that the pool serves.
+        replicas: names of the replicas that can serve; at least one.
+        num_seqs: most requests that the engine of one replica runs at once.
+        reports: latest reports of the replicas. Used: the adapters that a replica holds, since an agent stays where its adapter is if the
+            loads allow; the recent tokens of each agent, which divide a job's load among its agents; and the replica's requests.
     """
     reports = sorted(reports, key=lambda report: report.replica)
     episodes = {one.policy_key: one.document.spec.open_episodes for one in agents}
@@ -115,7 +122,10 @@ def place_agents(
 
 
 def _costs(agents: Iterable[JobAgent], loads: Mapping[str, int], reports: Iterable[ReplicaReport]) -> dict[str, float]:
-    """Return the cost of each agent: its load, and within a job of several agents in the ratio of their recent tokens."""
+    """Return the cost of each agent by policy key: its load times the ratio of its recent tokens to the mean of its job's agents.
+
+    loads: open episodes by policy key. The ratio is at least `MIN_PART`; it is 1 if the job has no recent tokens.
+    """
     tokens: defaultdict[str, float] = defaultdict(float)
     for report in reports:
         for key, number in report.agent_tokens.items():
@@ -136,7 +146,7 @@ def _ranked(key: str, replicas: Collection[str]) -> tuple[str, ...]:
 
 
 def _held(reports: Iterable[ReplicaReport]) -> dict[str, dict[str, int]]:
-    """Return the newest version that each replica holds of an agent, by the agent's part of the engine names."""
+    """Return the newest version of each agent that each replica holds, by `_stem` of the engine name and by replica."""
     found: dict[str, dict[str, int]] = {}
     for report in reports:
         for name in report.verified:
@@ -146,7 +156,10 @@ def _held(reports: Iterable[ReplicaReport]) -> dict[str, dict[str, int]]:
 
 
 def _newest_first(key: str, held: Mapping[str, int], replicas: Collection[str]) -> list[str]:
-    """Return the replicas that hold an agent. One that the agent has left may keep an older version for long."""
+    """Return the replicas that hold a version of an agent, the newest first: a replica that the agent has left may keep an old one for long.
+
+    key: the policy key. held: newest version by replica.
+    """
     return sorted((name for name in _ranked(key, replicas) if name in held), key=lambda name: -held[name])
 
 
@@ -160,7 +173,7 @@ def _version(engine_name: str) -> int:
 
 
 def _number(group: str) -> int:
-    """Return the index in a group's name, such as 12 in `t12`; 0 if it is no group's name."""
+    """Return the number in a group's name, such as 12 in `<uid>-t12`; 0 if the name is not valid."""
     try:
         match = _NUMBER.match(group_token(group))
         return int(match[1]) if match else 0
@@ -169,5 +182,5 @@ def _number(group: str) -> int:
 
 
 def _spread(number: int) -> float:
-    """Return a position in [0, 1). Those of consecutive numbers are far from one another (van der Corput's sequence)."""
+    """Return the number's element of van der Corput's sequence, in [0, 1). Those of consecutive numbers are far from one another."""
     return int(f"{number % (1 << _BITS):0{_BITS}b}"[::-1], 2) / (1 << _BITS)

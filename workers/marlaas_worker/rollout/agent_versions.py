@@ -13,11 +13,11 @@ from marlaas_worker.rollout.engine import LoadedAdapter
 from marlaas_worker.rollout.paging import PageDemand, Resident, Urgency, Wait
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
-"""First and longest backoff after a failed load."""
+"""First and longest backoff after a failed load, in seconds."""
 CALLED_S = 60.0
-"""A past version may be called again for so long after its last call. Longer than nearly all tool calls."""
+"""Seconds after its last call for which a past version counts as one that may be called again. Longer than nearly all tool calls."""
 IN_USE_S = 60.0
-"""An agent counts as in use for so long after its last request."""
+"""Seconds for which an agent counts as in use after its last request."""
 
 
 class VersionRefused(Permanent):
@@ -27,9 +27,10 @@ class VersionRefused(Permanent):
 class VersionState(StrEnum):
     """State of a version in one incarnation of the engine. From LOADING to REVOKED it has a slot.
 
-    WANTED: it has no slot, or not yet. LOADING: it is loaded and proven. PROVEN: it serves requests. YIELDING: it takes no new requests
-    for now. REVOKED: neither does it serve those that wait for a place in the engine. UNLOADING: it leaves the engine; its slot may
-    be planned for another. FAILED: its last load failed, and is tried again. REFUSED: it is never served.
+    WANTED: it has no slot, or not yet. LOADING: it is being loaded and proven. PROVEN: it serves requests. YIELDING: it takes no new
+    requests for now; those that wait for a place in the engine still run on it. REVOKED: those do not run on it either. UNLOADING: it is
+    being removed from the engine; another version may already be planned for its slot. FAILED: its last load failed, and will be tried
+    again. REFUSED: it is never served.
     """
 
     WANTED = "wanted"
@@ -44,7 +45,7 @@ class VersionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailedLoad:
-    """The last failed attempt. retry_at: when the next attempt is due; None: never."""
+    """The last failed load of a version. attempts: failed ones so far. retry_at: when the next attempt is due; None: never."""
 
     error: Exception
     attempts: int
@@ -56,10 +57,10 @@ class FailedLoad:
 
 
 def failed_load(before: FailedLoad | None, error: Exception, now: float) -> FailedLoad:
-    """Return the failure of an attempt after an earlier one.
+    """Return the failure of a version's load. before: that of the attempt before this one; None if this was the first.
 
-    It is retried with exponential backoff up to LONGEST_WAIT_S, unless the version is at fault: refused credentials are renewed; files,
-    memory and threads are of this machine.
+    The load is retried, with exponential backoff up to LONGEST_WAIT_S, unless the error shows that the version itself is at fault.
+    It is not at fault if the bus refuses the credentials (they are renewed), or if this machine lacks files, memory or threads.
     """
     attempts = 1 if before is None else before.attempts + 1
     may_succeed = isinstance(error, Retryable | BusRefused | OSError | MemoryError | RuntimeError)
@@ -69,15 +70,15 @@ def failed_load(before: FailedLoad | None, error: Exception, now: float) -> Fail
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The slot of a version, from the begin of its load until it is free.
+    """The slot of a version, from the beginning of its load until the slot is free. Each load has its own object.
 
-    Requests keep it, so those that end after a restart of the engine change nothing of a later load.
+    A request keeps the object. So if it ends after an engine restart, it does not change the numbers of a later load of the version.
 
     Attributes:
-        loaded: the load in the engine. manifest: once it is proven.
-        loaded_at, used_at: when its load began; when its last request began or ended, or its load if there was none.
-        num_running: requests in the engine. num_queued: requests that wait for a place in the engine.
-        charged_from: since when the agent is charged for it; None while nobody is.
+        loaded: the adapter as the engine knows it. manifest: of the version; None until it is proven.
+        loaded_at, used_at: when its load began; when its last request began or ended, or its load began if there was none.
+        num_running: its requests in the engine. num_queued: its requests that wait for a place in the engine.
+        charged_from: beginning of the seconds that are charged to the agent and not counted yet; None while it is not charged.
     """
 
     loaded: LoadedAdapter
@@ -89,13 +90,13 @@ class Slot:
     num_queued: int = 0
 
     def charged_s(self, now: float) -> float:
-        """Return the seconds for which the agent is charged and that are not counted yet."""
+        """Return the charged seconds that `ServedAgent.ended_slot_s` does not contain yet."""
         return 0.0 if self.charged_from is None else now - self.charged_from
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """All requests that wait for a version. num: their number. decided: set when they have to look at the version again."""
+    """All requests that wait for a version. wait: the input of `paging`. num: their number. decided: set when they must check its state again."""
 
     wait: Wait
     num: int = 0
@@ -107,10 +108,10 @@ class Version:
     """One version of an agent, in the current incarnation of the engine.
 
     Attributes:
-        state: its state; `slot` says whether it has a slot.
+        slot: None if it has none.
         waiting: the requests that wait for it; None without any.
-        failure: its last failed load since the last successful one.
-        unload: the task that removes it from the engine.
+        failure: its last failed load since the last successful one; None if there is none.
+        unload: the task that removes it from the engine; None if no such task runs.
     """
 
     agent: "ServedAgent"
@@ -123,12 +124,12 @@ class Version:
 
     @property
     def name(self) -> str:
-        """The name under which the engine has it."""
+        """The name of its adapter in the engine."""
         return self.adapter.engine_name
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was loaded and proven, and has its slot."""
+        """Whether it was loaded and proven, and still has its slot."""
         return self.state in (VersionState.PROVEN, VersionState.YIELDING, VersionState.REVOKED)
 
     @property
@@ -143,7 +144,7 @@ class Version:
 
     @property
     def is_committed(self) -> bool:
-        """False if it is known not to be committed yet. A strict job's groups are pinned before that."""
+        """False if it is known not to be committed yet. A strict job's groups are pinned to a version before its commit."""
         return self.agent.newest is None or self.adapter.version <= self.agent.newest
 
     @property
@@ -157,7 +158,7 @@ class Version:
         return self.adapter.version in self.agent.used
 
     def may_load(self, now: float) -> bool:
-        """Return whether a load may begin."""
+        """Return whether a load may begin: none has failed, or its next attempt is due."""
         return self.failure is None or self.failure.may_try(now)
 
     def raise_refusal(self) -> None:
@@ -166,32 +167,32 @@ class Version:
             raise VersionRefused(f"{self.name} is refused: {self.failure.error}") from self.failure.error
 
     def wake(self) -> None:
-        """Wake the requests that wait for it, so that they look at it again."""
+        """Wake the requests that wait for it, so that they check its state again."""
         if self.waiting is not None:
             self.waiting.decided.set()
             self.waiting = None
 
     def free_slot(self, now: float) -> None:
-        """Free its slot, and count the seconds for which its agent had it."""
+        """Free its slot, if it has one, and add the charged seconds to its agent's."""
         if self.slot is not None:
             self.agent.ended_slot_s += self.slot.charged_s(now)
             self.slot = None
 
     def restart(self, now: float) -> None:
-        """Forget its state in an incarnation of the engine that has stopped. Its waiting requests go on waiting."""
+        """Reset its slot, state and failure, after an incarnation of the engine has stopped. Its waiting requests go on waiting."""
         self.free_slot(now)
         self.state = VersionState.WANTED
         self.failure = None
 
     def charge_slot(self, is_served: bool, now: float) -> None:
-        """Begin to count slot seconds of the agent if its job is served; end the count if it is not, also while the version keeps its slot."""
+        """Begin to charge the slot's seconds to the agent if its job is served; stop if it is not, although the version keeps its slot."""
         if self.slot is None or is_served == (self.slot.charged_from is not None):
             return
         self.agent.ended_slot_s += self.slot.charged_s(now)
         self.slot.charged_from = now if is_served else None
 
     def as_resident(self, slot: Slot, usage: float, now: float) -> Resident:
-        """Return the version with its slot, for `paging`. usage: of its tenant."""
+        """Return what `paging` has to know of a version with a slot. usage: its tenant's, as in `fair_queue`."""
         is_called = self.agent.may_call(self.adapter.version, now)
         return Resident(
             self.name,
@@ -208,7 +209,7 @@ class Version:
         )
 
     def as_demand(self, usage: float, now: float) -> PageDemand:
-        """Return the version without a slot, for `paging`. usage: of its tenant."""
+        """Return what `paging` has to know of a version without a slot. usage: its tenant's, as in `fair_queue`."""
         # Once only: versions that no request uses would otherwise take the slots from each other for ever.
         is_successor = now - self.agent.used_at < IN_USE_S and not self.was_proven
         urgency = Urgency.SUCCESSOR if is_successor else Urgency.PREFETCH
@@ -225,11 +226,11 @@ class ServedAgent:
         is_strict: whether its job is strict.
         is_placed_here: whether this replica serves its requests; if not, its versions are loaded on request only.
         tenant: of its last request; empty before the first.
-        used_at: when it was last in use.
-        proven, used: its versions that were proven, and that requests have run on, in this incarnation of the engine.
-        called_at: calls of versions that may be past, by caller and version.
-        ended_slot_s: seconds for which its versions had slots until they were free.
-        versions: those that have a slot, or of which something else has to be remembered.
+        used_at: when one of its requests last began or ended; -infinity before the first.
+        proven, used: numbers of the versions that were proven, and that requests have run on, in this incarnation of the engine.
+        called_at: last call of each version that an open step or evaluation may call again (`call`), by caller and version.
+        ended_slot_s: seconds that were charged for slots of its versions and are counted already.
+        versions: by number; those without a slot, waiting requests, a failure or an unload are dropped in `serve`.
     """
 
     ref: AgentRef
@@ -245,13 +246,16 @@ class ServedAgent:
     versions: dict[int, Version] = field(default_factory=dict)
 
     def version(self, adapter: AdapterRef) -> Version:
-        """Return the object of one of its versions."""
+        """Return the object of one of its versions; it is created if there is none."""
         if (found := self.versions.get(adapter.version)) is None:
             found = self.versions[adapter.version] = Version(self, adapter)
         return found
 
     def serve(self, newest: int | None) -> None:
-        """Set its newest version. None: it is not served any more, and what only its service needs is dropped."""
+        """Set its newest committed version, and drop the objects of versions that are not needed any more (`Version.is_needed`).
+
+        newest: None if the agent is not served any more; its tenant, uses, calls and proven versions are then reset.
+        """
         self.newest = newest
         self.versions = {number: one for number, one in self.versions.items() if one.is_needed}
         if newest is None:
@@ -261,12 +265,12 @@ class ServedAgent:
             self.restart()
 
     def record_use(self, at: float) -> None:
-        """Record when a request ran, unless it is not served any more."""
+        """Record that a request ran at this time. Ignored if the agent is not served any more."""
         if self.newest is not None:
             self.used_at = max(self.used_at, at)
 
     def restart(self) -> None:
-        """Forget which of its versions have been in the engine."""
+        """Forget which of its versions were proven, and which have served requests."""
         self.proven = set()
         self.used = set()
 
@@ -279,12 +283,13 @@ class ServedAgent:
     def call(self, version: int, caller: str, num_open: int, now: float) -> None:
         """Record the call of a version that an open step or evaluation may call again although newer ones were committed.
 
-        These are the versions of agents that play past versions, one for each open step, and the version of an evaluation. The
-        end of a step or evaluation is not known here: a later version of the same caller ends an earlier one, and so does time.
+        These are the versions of an agent that plays past versions, one for each open step, and the version of an evaluation. The end
+        of a step or evaluation is not reported to this role. So a call is dropped after `num_open` later versions of the same caller,
+        and counts for `CALLED_S` only.
 
         Args:
-            caller: the agent, or the evaluation.
-            num_open: most versions that it calls at a time.
+            caller: the agent, or the evaluation (`policies.past_caller`).
+            num_open: most versions that the caller calls at a time.
         """
         called_at = self.called_at.setdefault(caller, {})
         called_at.pop(version, None)

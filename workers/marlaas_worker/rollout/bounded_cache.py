@@ -1,4 +1,4 @@
-"""Caches that are bounded in bytes, for what can be read again from the bus or the store."""
+"""Caches with a bound in bytes, for values that can be read again from the bus or the blob store, or are not needed for long."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,9 +9,9 @@ V = TypeVar("V")
 
 
 class CacheBound:
-    """The bytes that several caches may hold together. Beyond, the least recently used values of all of them are evicted.
+    """Bound of the bytes that several caches hold together. Above it, the least recently used values of all these caches are evicted.
 
-    The last value is kept whatever its size. num_bytes: of all values, by the estimates that the callers give.
+    The newest value is kept whatever its size. num_bytes: sum of the callers' estimates for all values.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -20,7 +20,7 @@ class CacheBound:
         self._order: OrderedDict[tuple[BoundedCache[Any, Any], Hashable], int] = OrderedDict()
 
     def use(self, cache: "BoundedCache[K, V]", key: K) -> None:
-        """Make a value the last that is evicted."""
+        """Mark a value as the most recently used one."""
         self._order.move_to_end((cache, key))
 
     def add(self, cache: "BoundedCache[K, V]", key: K, num_bytes: int) -> None:
@@ -35,7 +35,7 @@ class CacheBound:
         self.num_bytes -= self._order.pop((cache, key))
 
     def trim(self, is_old: Callable[[Any], bool]) -> None:
-        """Evict the least recently used values as long as `is_old` is true of them."""
+        """Evict values, the least recently used first, until `is_old` returns False for one."""
         while self._order and is_old(self._oldest()):
             self._evict()
 
@@ -49,7 +49,7 @@ class CacheBound:
 
 
 class BoundedCache(Generic[K, V]):
-    """Values by key. bound: of the bytes, shared with other caches."""
+    """Cache of values by key. `get` marks a value as used. bound: shared with other caches."""
 
     def __init__(self, bound: CacheBound) -> None:
         self._bound = bound
@@ -65,7 +65,7 @@ class BoundedCache(Generic[K, V]):
         return self._values[key]
 
     def get(self, key: K) -> V | None:
-        """Return a value, and note its use; None if it is not cached."""
+        """Return a value, and mark it as the most recently used one; None if it is not cached."""
         if key not in self._values:
             return None
         self._bound.use(self, key)

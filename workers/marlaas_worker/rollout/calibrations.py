@@ -1,4 +1,4 @@
-"""The pool's calibration, written by its trainer. The engine does not serve before it is found."""
+"""Finds the pool's calibration, which a trainer writes. The engine is tested against it, so the engine does not serve before."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Calibrations:
-    """Finds the calibration of one pool for one base model and dtype. reason: why none was found yet, for people."""
+    """Finds the calibration of a pool for one base model (its fingerprint) and dtype. reason: why none was found yet, for people."""
 
     def __init__(self, bus: Bus, pool: str, base: str, dtype: str) -> None:
         self._bus, self._pool, self._base, self._dtype = bus, pool, base, dtype
@@ -23,11 +23,11 @@ class Calibrations:
 
     @property
     def tolerance(self) -> float:
-        """The calibration's tolerance; 0 before the calibration was found."""
+        """The calibration's tolerance, a mean |difference of logprobs|; 0 before the calibration was found."""
         return self._found.tolerance if self._found else 0.0
 
     async def wait(self) -> Calibration:
-        """Poll until the calibration exists, and return it."""
+        """Poll until the calibration exists, and return it. Meanwhile, log each new reason why it was not found."""
         logged = ""
         while self._found is None:
             try:

@@ -1,7 +1,7 @@
-"""A demonstrated reply as token ids: what the policy would have generated, had it said the demonstrated message.
+"""Tokenizes a demonstrated reply: computes the ids that the policy would have generated if it had given this reply.
 
-The reply is the chat template's own rendering of the message, without what the generation prompt writes before it, up to
-and with the end token. Pure, as `conversation`.
+The text of the ids is the chat template's rendering of the message after the generation prompt, up to and with the end token. Pure, as
+`conversation`.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ _OTHERWISE = (
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A turn whose reply is given: its prompt, and the reply with its end token."""
+    """A turn with a demonstrated reply. completion: the reply's ids, with the end token and without logprobs."""
 
     prompt: Prompt
     completion: Completion
@@ -39,10 +39,14 @@ class Demonstration:
 def demonstrated(
     tokenizer: EndingTokenizer, parent: Conversation | None, append: Append, tools: Tools, reply: ChatMessage
 ) -> Demonstration:
-    """Append to a conversation, and give the reply. Arguments as of `conversation.extend`.
+    """Tokenize a turn with a demonstrated reply: its prompt, as `conversation.extend` does, and the reply.
+
+    Args:
+        reply: the demonstrated message, an assistant's.
 
     Raises:
-        BadAppend: also if the template writes the reply in another way than the policy could, or the reply contains an end token.
+        BadAppend: as `conversation.extend`; or the conversation is no chat, or full; or the reply is empty or contains an end token; or no
+            end token is known; or the template writes the reply in a form that it does not prompt for.
     """
     prompt = extend(tokenizer, parent, append, tools)
     draft = prompt.draft
@@ -62,7 +66,7 @@ def demonstrated(
 
 
 def _ended(tokenizer: EndingTokenizer, text: str) -> tuple[str, int]:
-    """Split a rendered reply into its text and its end token."""
+    """Return a rendered reply's text and its end token; the end token with the lowest id if the template writes none after a reply."""
     texts = {tokenizer.token_text(one): one for one in sorted(tokenizer.end_ids, reverse=True)}
     if not texts:
         raise BadAppend("nothing names an end token of the base model, so a demonstrated reply could not end")
@@ -71,6 +75,6 @@ def _ended(tokenizer: EndingTokenizer, text: str) -> tuple[str, int]:
 
 
 def _ids_after(tokenizer: EndingTokenizer, before: str, text: str) -> Sequence[int]:
-    """Return the ids of a text that follows another one: some tokenizers mark the beginning of a text."""
+    """Return the ids of `text` after `before`. Some tokenizers mark the beginning of a text; the ids do not contain that mark."""
     known, both = tokenizer.encode(before), tokenizer.encode(before + text)
     return both[len(known) :] if both[: len(known)] == known else tokenizer.encode(text)

@@ -25,11 +25,11 @@ from marlaas_worker.rollout.stops import Stops
 
 T = TypeVar("T")
 Began = Callable[[], None]
-"""Callback, called once on the event loop when a request leaves the engine's internal queue."""
+"""Callback of a request, called once on the event loop when the engine has begun to generate: at the latest with the first token."""
 
 
 def unheard() -> None:
-    """Ignore the begin of a generation; the default `Began`."""
+    """Do nothing; the default `Began`."""
 
 
 class EngineDown(Retryable):
@@ -37,7 +37,7 @@ class EngineDown(Retryable):
 
 
 class LoadFailed(Permanent):
-    """The engine refused an adapter; the text comes from the engine."""
+    """The engine refused to load, unload or use an adapter; the text comes from the engine."""
 
 
 class PromptInvalid(Permanent):
@@ -49,10 +49,13 @@ class EngineLimits:
     """Limits of an engine.
 
     Attributes:
+        slots: adapters that it holds at once.
+        max_rank: largest rank of an adapter.
         max_model_len: prompt and output tokens together; the lower of the pool's and the model's limit.
+        max_num_seqs: requests that it runs at once.
         dtype: the dtype in which the engine computes.
         kv_tokens: tokens that fit into the KV cache; 0 until the engine has started, or if it does not say.
-        step_tokens: most tokens that one step computes, of prompts and outputs; 0 as above.
+        step_tokens: most tokens that one step computes, of prompts and outputs; 0 likewise.
     """
 
     slots: int
@@ -71,6 +74,7 @@ class LoadedAdapter:
     Attributes:
         name: the version's engine name, the same for ever.
         slot_id: this engine's number for this load, from 1; never reused.
+        folder: where its files are.
     """
 
     name: str
@@ -82,8 +86,10 @@ class LoadedAdapter:
 class Sampling:
     """Sampling parameters: seeded softmax sampling at `temperature`, or at 0 the most probable token, until an end token or `max_tokens`.
 
-    max_s: seconds after the first token at which the generation ends with the tokens that it has. stops: strings that end it, too.
-    end_ids: end tokens beside the model's.
+    Attributes:
+        max_s: seconds after the first token at which the generation ends with the tokens sampled so far.
+        stops: stop strings, which also end the generation; None for none.
+        end_ids: end tokens in addition to the model's.
     """
 
     temperature: float
@@ -101,7 +107,8 @@ class Completion:
     Attributes:
         output_ids: [T]; an end token, if sampled, is the last id and is counted.
         logprobs: [T], under softmax(logits / temperature); under softmax(logits) at temperature 0.
-        cached_tokens: prompt tokens that came from the prefix cache.
+        stop_reason: see the function `stop_reason`.
+        cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         is_overtime: whether `Sampling.max_s` ended it; its stop reason is LENGTH, and its tokens are those that were sampled first.
     """
 
@@ -118,7 +125,7 @@ class Engine(Protocol):
     After the engine goes down, every method raises EngineDown until `restart`, which starts it without
     adapters.
 
-    base: `calibration.fingerprint` of its base model. counts: of all incarnations.
+    base: `calibration.fingerprint` of its base model. counts: of its work, over all incarnations.
     """
 
     @property
@@ -137,11 +144,11 @@ class Engine(Protocol):
 
     async def stop(self) -> None: ...
     async def load(self, adapter: LoadedAdapter) -> str:
-        """Load an adapter into a slot, and return the slot's `digest`. Its folder must exist until it is unloaded.
+        """Load an adapter into a slot, and return the slot's `digest`. The adapter's folder must exist until the adapter is unloaded.
 
-        One call, because an engine that runs a batch answers calls between two steps only. Other tenants are not affected.
+        Load and digest are one call, because an engine that runs a batch answers calls only between two steps. Other adapters stay.
 
-        Raises LoadFailed if the engine refuses it, every slot is taken, the name is loaded, or the number was
+        Raises LoadFailed if the engine refuses the adapter, every slot is taken, the name is loaded, or `slot_id` was
         used before.
         """
         ...
@@ -158,7 +165,7 @@ class Engine(Protocol):
         ...
 
     async def score(self, adapter: LoadedAdapter, ids: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        """Return the logprobs [T-1] of ids 1.. under the adapter, at temperature 1. T is 2 to max_model_len - 1."""
+        """Return the logprobs [T-1] of ids[1:] under the adapter, at temperature 1. ids: [T], where T is 2 to max_model_len - 1."""
         ...
 
     async def generate(
@@ -193,7 +200,7 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Residents:
-    """An engine's own record of its slots. It checks every call, independent of `slots.ProvenVersions`."""
+    """An engine's own record of its loaded adapters and their requests. It refuses wrong calls, whatever `slots.ProvenVersions` says."""
 
     num_slots: int
     _held: dict[int, LoadedAdapter] = field(default_factory=dict)
@@ -201,9 +208,9 @@ class Residents:
     _past: bytearray = field(default_factory=bytearray)  # a bit per number: used before
 
     def admit(self, adapter: LoadedAdapter) -> None:
-        """Note an adapter before its load.
+        """Record an adapter before its load.
 
-        Raises LoadFailed if all slots are taken, the name is loaded, or the number was used before.
+        Raises LoadFailed if all slots are taken, the name is loaded, or `slot_id` was used before.
         """
         if len(self._held) >= self.num_slots:
             raise LoadFailed(f"all {self.num_slots} adapter slots are taken")
@@ -217,7 +224,7 @@ class Residents:
         self._held[adapter.slot_id] = adapter
 
     def remove(self, adapter: LoadedAdapter) -> bool:
-        """Remove an adapter; return False if it was not loaded. Raises LoadFailed while it is in use."""
+        """Remove an adapter; return False if it was not loaded. Raises LoadFailed while requests use it."""
         if self._running.get(adapter.slot_id):
             raise LoadFailed(f"{adapter.name} still runs {self._running[adapter.slot_id]} requests")
         held = self._held.get(adapter.slot_id) == adapter
@@ -250,7 +257,7 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Facts about the model in a Hugging Face folder. fingerprint: `calibration.fingerprint`."""
+    """Facts about the model in a Hugging Face folder. fingerprint: `calibration.fingerprint`. max_positions: of `config.json`, in tokens."""
 
     folder: Path
     fingerprint: str
@@ -286,14 +293,14 @@ def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:
 
 
 def stop_reason(ended: bool, num_output: int, sampling: Sampling, *, matched: bool = False) -> StopReason:
-    """Return a generation's stop reason. ended: its last token was an end token. matched: its text ends with a string of `stops`."""
+    """Return a generation's stop reason. ended: its last token is an end token. matched: its last token completes a stop string."""
     if ended or matched:
         return StopReason.STOP if ended else StopReason.MATCH
     return StopReason.LENGTH if num_output >= sampling.max_tokens else StopReason.CONTEXT
 
 
 async def unless_down(work: Awaitable[T], down: "asyncio.Future[str]") -> T:
-    """Await an engine's answer. Raises EngineDown with `down`'s reason if `down` is set first.
+    """Await an engine's answer. Raises EngineDown, with the result of `down` as its text, if `down` is set first.
 
     On cancellation, waits until the cancelled call has ended, unless the engine is down.
     """

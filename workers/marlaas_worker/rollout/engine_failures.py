@@ -16,7 +16,7 @@ _ENTRY_BYTES = 1024
 class EngineKilled(Permanent):
     """The engine failed each time that it ran a prompt. Another try would end it for all tenants again.
 
-    is_sure: between these failures the engine generated for other requests, so the prompt is the cause.
+    is_sure: whether the engine has generated for other requests since the first failure, so that the prompt must be the cause.
     """
 
     def __init__(self, text: str, *, is_sure: bool) -> None:
@@ -26,11 +26,11 @@ class EngineKilled(Permanent):
 
 @dataclass(slots=True)
 class EngineFailures:
-    """Notes the failures of this replica's engine by job and prompt (`ServedJob.failures`).
+    """Counts the failures of this replica's engine by job and prompt (`ServedJob.failures`).
 
-    Members of a group have the same prompt, and so has another attempt at an episode. All requests with a prompt that run when
-    the engine fails count once together. The failures with a prompt are forgotten once it is generated; a request counts its
-    own beside them, since the sampled tokens may be the cause.
+    By prompt, because the members of a group have the same one, and so has another attempt at an episode. If several requests with a
+    prompt run when the engine fails, that counts as one failure. The failures with a prompt are forgotten once the engine has generated
+    a reply to it. A request also counts its own failures, because the tokens that were sampled for it may be the cause.
     """
 
     _num_generated: int = 0
@@ -43,7 +43,10 @@ class EngineFailures:
     def note(
         self, job: ServedJob, prompt_ids: NDArray[np.int32], known: Failures, own: Failures, text: str
     ) -> Failures:
-        """Note a failure, and return the request's own failures. known: those when the request was given to the engine."""
+        """Record a failure of the engine while it ran a request, and return the request's own failures.
+
+        known: the result of `of` when the request was given to the engine. own: the request's own before this one. text: the error.
+        """
         key = _key(prompt_ids)
         shared = self._more(known, text)
         found = job.failures.get(key)
@@ -55,7 +58,7 @@ class EngineFailures:
         return Failures(before.number + 1, before.since if before.number else self._num_generated, text)
 
     def generated(self, job: ServedJob, prompt_ids: NDArray[np.int32]) -> None:
-        """Record that the engine has generated a reply to a prompt, whose earlier failures then do not count any more."""
+        """Record that the engine has generated a reply to a prompt, and forget the failures with this prompt."""
         self._num_generated += 1
         if len(job.failures):
             job.failures.drop(_key(prompt_ids))
@@ -63,8 +66,10 @@ class EngineFailures:
     def verdict(self, job: ServedJob, prompt_ids: NDArray[np.int32], found: Failures, turn: str) -> EngineKilled:
         """Return the error of a request whose prompt is not run again.
 
-        If the engine has generated nothing else meanwhile, its failures may have another cause. So the next request with the
-        prompt, as of another attempt at the episode, is run once, alone.
+        If the engine has generated nothing else since the first failure, the failures may have another cause than the prompt. The next
+        request with the prompt, such as that of another attempt at the episode, is then run once, alone in the engine.
+
+        found: the failures with the prompt. turn: the request's name, for the text.
         """
         is_sure = self._num_generated > found.since
         if not is_sure:

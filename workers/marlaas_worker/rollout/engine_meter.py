@@ -1,4 +1,4 @@
-"""Engine time, and tokens by tenant, job and agent. Pure; the caller passes the clock, in seconds."""
+"""Counts the engine time and the tokens that tenants, jobs and agents use. Pure; the caller passes the clock, in seconds."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,41 +8,41 @@ from marlaas_worker.recent import RecentSums
 from marlaas_worker.rollout.served_jobs import ServedJob
 
 HALF_LIFE_S = 60.0
-"""Age at which tokens of an agent count half."""
+"""Age in seconds at which an agent's tokens count half."""
 _FIRST_TOKEN_S, _NEW_WEIGHT = 0.02, 0.1
 
 
 def recent_tokens() -> RecentSums:
-    """Return the sums of agents' recent tokens, by policy key. Less than one token is forgotten."""
+    """Return empty sums of agents' recent tokens, by policy key. A sum below one token is dropped."""
     return RecentSums(HALF_LIFE_S, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Tokens that the engine computed for a request: of its prompt, without those from the prefix cache, and generated ones."""
+    """Tokens that the engine computed for a request. num_prompt: of its prompt, without those from the prefix cache."""
 
     num_prompt: int = 0
     num_generated: int = 0
 
     @property
     def cost(self) -> int:
-        """Tokens that the request is charged."""
+        """Tokens that the request is charged: both numbers together."""
         return self.num_prompt + self.num_generated
 
 
 @dataclass(slots=True)
 class DecodeTime:
-    """Recent mean of the seconds per generated token of a request, with which unfinished generations are estimated."""
+    """Moving average of a request's seconds per generated token. The tokens of unfinished generations are estimated with it."""
 
     _token_s: float = _FIRST_TOKEN_S
 
     def note(self, seconds: float, num_tokens: int) -> None:
-        """Record a complete generation: its tokens, and its seconds since it began."""
+        """Record a complete generation. seconds: since its first token."""
         if num_tokens:
             self._token_s += _NEW_WEIGHT * (seconds / num_tokens - self._token_s)
 
     def tokens_in(self, seconds: float, max_tokens: int) -> int:
-        """Return the tokens that a generation has made in these seconds: at least one, at most `max_tokens`."""
+        """Estimate the number of tokens generated for a request in these seconds: at least one, at most `max_tokens`."""
         return min(max_tokens, 1 + int(seconds / max(self._token_s, 1e-6)))
 
 
@@ -50,8 +50,14 @@ class DecodeTime:
 class EngineMeter:
     """Engine time and tokens since the role's start; those of jobs are in `ServedJob.used`.
 
-    busy_s: seconds with a non-empty batch. Each of n requests in the engine is charged 1/n of the time. tenant_tokens: computed
-    prompt and output tokens by tenant. agents: the same, recent ones, of agents of jobs with several policies.
+    While n requests are in the engine, each of them is charged 1/n of the time.
+
+    Attributes:
+        busy_s: seconds with requests in the engine.
+        num_running: requests in the engine.
+        tenant_tokens: prompt and output tokens that the engine computed, by tenant.
+        agents: recent tokens of the same kinds by policy key, only of jobs with several policies.
+        decode: recent speed of generation.
     """
 
     busy_s: float = 0.0
@@ -69,31 +75,34 @@ class EngineMeter:
         return self._share_s
 
     def leave(self, mark: float, now: float) -> float:
-        """Count a request out that has left the engine; return its share of the engine's time, in seconds."""
+        """Count a request that leaves the engine; return its share of the engine's time, in seconds. mark: from its `enter`."""
         self.advance(now)
         self.num_running -= 1
         return self._share_s - mark
 
     def charge(self, job: ServedJob, computed: Computed, share_s: float, served: JobAgent, now: float) -> None:
-        """Add the use of a request to the totals of its job and tenant, and of the agent that served it."""
+        """Add the use of a request to the totals of its job and tenant, and of the agent whose policy it used.
+
+        share_s: from `leave`. served: that agent.
+        """
         job.used.add(computed.num_generated, share_s)
         self.tenant_tokens[served.document.tenant] += computed.cost
         if len(served.document.spec.policies) > 1:
             self.agents.add({served.policy_key: computed.cost}, now)
 
     def unfinished(self, num_prompt: int, running_s: float | None, max_tokens: int) -> Computed:
-        """Estimate what the engine computed for a request that was cancelled or failed: the engine does not report it.
+        """Estimate the tokens that the engine computed for a request that was cancelled or failed: the engine does not report them.
 
         Args:
             num_prompt: prompt tokens outside the prefix cache, as estimated at the entry.
-            running_s: seconds since the first token; None: there was none. The prompt counts all the same, because the engine may
-                have computed nearly all of it.
+            running_s: seconds since the first token; None if there was none. The prompt counts in that case too, because the engine
+                may have computed nearly all of it.
             max_tokens: most tokens that the request could generate.
         """
         return Computed(num_prompt, 0 if running_s is None else self.decode.tokens_in(running_s, max_tokens))
 
     def advance(self, now: float) -> None:
-        """Update the totals to `now`."""
+        """Add the time since the last call to `busy_s` and to the running requests."""
         if self.num_running:
             self.busy_s += now - self._at
             self._share_s += (now - self._at) / self.num_running

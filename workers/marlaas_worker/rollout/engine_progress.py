@@ -1,6 +1,6 @@
-"""What an engine has computed so far, and whether it makes progress.
+"""Counters of an engine's work, and the check whether it makes progress.
 
-vLLM's processes count in a page of memory that they share with the role. So the role can read the counters at any time,
+vLLM's processes keep the counters in a page of memory that they share with the role. So the role can read them at any time,
 also while a long step keeps the engine from answering calls. Does not import vllm; the caller passes the clock, in seconds.
 """
 
@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any
 
 COUNTERS = "MARLAAS_ENGINE_COUNTERS"
-"""Environment variable of vLLM's processes: the file with their counters."""
+"""Environment variable of vLLM's processes: path of the file that they map for their counters."""
 STALL_S = 60.0
-"""Time without progress after which an engine counts as hung although it answers: it answers between two steps."""
+"""Seconds without progress after which an engine with pending calls counts as hung although it answers.
+
+It answers only between two steps, so a long step does not explain the lack of progress.
+"""
 MIN_BUSY_BOUND_S = 120.0
 CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S = 1e9, 1e12
-"""Multiplications of the slowest engine: about a thirtieth of what one core and an old GPU do."""
+"""Multiplications per second of the slowest engine: about a thirtieth of what one core and an old GPU do."""
 MIN_CPU_SHARE = 0.05
-"""Share of one core. An engine that computes uses more of its core process; one that waits for nothing uses less."""
+"""Share of one core's time. The processes of an engine that computes use more; those of one that hangs idle use less."""
 
 
 class Cell(IntEnum):
@@ -36,13 +39,13 @@ class Cell(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """Work of an engine so far.
+    """Numbers that tell an engine's work so far.
 
     Attributes:
         steps: batches that were computed.
         tokens: prompt and output tokens that were put into batches.
-        layers: adapted layers that were computed; counted on a CPU only, where one batch may take minutes.
-        preemptions: requests that were removed from the KV cache for others, to be computed again.
+        layers: layers with adapters that were computed; counted on a CPU only, where one batch may take minutes.
+        preemptions: how often a request was removed from the KV cache to make room for others, to be computed again.
         queued_steps: batches beside which requests waited in the engine's own queue.
         queued: requests in that queue at the last batch.
         requests: requests that the engine received.
@@ -62,18 +65,18 @@ class EngineCounts:
         return self.steps, self.tokens, self.layers
 
     def __str__(self) -> str:
-        """Tell how often the engine's own queue and cache were needed, which ours (`RequestLimiter`) should keep unused."""
+        """Tell how often the engine preempted requests or queued them itself, both of which `RequestLimiter` should prevent."""
         preempted = f"the engine preempted {self.preemptions} of {self.requests} requests"
         return f"{preempted}; {self.queued_steps} of {self.steps} batches had no room for all requests"
 
     def after(self, earlier: "EngineCounts") -> "EngineCounts":
-        """Return the totals of this incarnation and of those before it."""
+        """Return the totals of this incarnation and of the earlier ones; `queued`, a current number, is this one's."""
         totals = (ours + theirs for ours, theirs in zip(astuple(self), astuple(earlier), strict=True))
         return replace(EngineCounts(*totals), queued=self.queued)
 
 
 class EngineCounters:
-    """Counters in memory. cells: by `Cell`; each is read and written at once."""
+    """Counters in memory. cells: int64 values, indexed by `Cell`; each is read or written in one access."""
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self.cells = memoryview(memory).cast("q")
@@ -91,7 +94,7 @@ def create_counters(path: Path) -> EngineCounters:
 
 
 def attach_counters() -> EngineCounters:
-    """Return the counters of the incarnation to which this process belongs; without one, counters of its own."""
+    """Return the counters of the incarnation to which this process belongs (`COUNTERS`); if it belongs to none, counters of its own."""
     path = os.environ.get(COUNTERS)
     return _map(Path(path)) if path else EngineCounters(bytearray(mmap.PAGESIZE))
 
@@ -102,19 +105,19 @@ def _map(path: Path) -> EngineCounters:
 
 
 class CountsWork:
-    """Mixin for vLLM's scheduler classes: counts what they schedule."""
+    """Mixin for vLLM's scheduler classes. Counts their requests and batches; arguments and results are those of vLLM's methods."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._cells = attach_counters().cells
 
     def add_request(self, request: Any) -> None:
-        """Add a request to the queue, as vLLM does."""
+        """Count a request, and add it to the queue as vLLM does."""
         self._cells[Cell.REQUESTS] += 1
         super().add_request(request)  # type: ignore[misc]
 
     def schedule(self, *arguments: Any, **options: Any) -> Any:
-        """Return the next batch, as vLLM does."""
+        """Return the next batch, as vLLM does, and count its tokens, its preemptions, and the requests that remain queued."""
         batch = super().schedule(*arguments, **options)  # type: ignore[misc]
         cells, queued = self._cells, self.get_request_counts()[1]  # type: ignore[attr-defined]
         cells[Cell.TOKENS] += batch.total_num_scheduled_tokens
@@ -124,7 +127,7 @@ class CountsWork:
         return batch
 
     def update_from_output(self, batch: Any, *arguments: Any, **options: Any) -> Any:
-        """Note that a batch was computed. An empty one is not work."""
+        """Count a batch that was computed, unless it is empty, and process its output as vLLM does. batch: vLLM's SchedulerOutput."""
         self._cells[Cell.STEPS] += batch.total_num_scheduled_tokens > 0
         return super().update_from_output(batch, *arguments, **options)  # type: ignore[misc]
 
@@ -134,8 +137,8 @@ class Standstill:
     """How long an engine has done nothing, in seconds.
 
     Attributes:
-        still_s: since its counters moved, or since it had nothing to do.
-        quiet_s: the same, or since it used the CPU.
+        still_s: since its counters moved last, or since it last had nothing to do, whichever is later.
+        quiet_s: likewise, or since it last used the CPU.
     """
 
     still_s: float
@@ -144,12 +147,12 @@ class Standstill:
 
 @dataclass(slots=True)
 class ProgressWatch:
-    """Watches whether an engine that has something to do makes progress.
+    """Watches whether an engine that has something to do makes progress: whether its counters move.
 
-    Progress is a move of the counters. CPU time is not: a process that waits in a loop uses it too. While a step runs it
-    is accepted instead, for `busy_bound_s`.
+    CPU time does not prove progress, because a process that waits in a loop uses it too. But the counters stand still while a step (on a
+    CPU, a layer) is computed, so the user of this class accepts CPU time instead, for at most `busy_bound_s`.
 
-    busy_bound_s: longest time that a healthy engine computes without a move of its counters.
+    busy_bound_s: most seconds that a healthy engine computes without a move of its counters.
     """
 
     busy_bound_s: float = MIN_BUSY_BOUND_S
@@ -159,7 +162,7 @@ class ProgressWatch:
     _computed_at: float = 0.0
 
     def look(self, has_work: bool, counts: EngineCounts, cpu_s: float, now: float) -> Standstill:
-        """Return the engine's standstill. cpu_s: CPU time of the engine's processes so far."""
+        """Return the engine's standstill. has_work: whether it has something to do. cpu_s: CPU time of its processes so far."""
         if counts.work != self._work or not has_work:
             self._work, self._cpu_s = counts.work, cpu_s
             self._moved_at = self._computed_at = now
@@ -169,11 +172,11 @@ class ProgressWatch:
 
 
 def busy_bound_s(batch_tokens: int, products_per_token: int, products_per_s: float) -> float:
-    """Return how long an engine may compute without a move of its counters; see `ProgressWatch`.
+    """Return for how many seconds an engine may compute without a move of its counters; see `ProgressWatch`.
 
     Args:
         batch_tokens: tokens of the largest batch.
         products_per_token: multiplications per token between two moves.
-        products_per_s: multiplications of the slowest engine.
+        products_per_s: multiplications per second of the slowest engine.
     """
     return max(MIN_BUSY_BOUND_S, batch_tokens * products_per_token / products_per_s)

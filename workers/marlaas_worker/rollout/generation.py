@@ -1,4 +1,4 @@
-"""One turn, from request to record: check, find the pinned version, extend the prompt, generate, record.
+"""One turn, from request to record: check the request, find the pinned version, extend the prompt, generate, record the turn.
 
 Everything that affects tokens, gradients or usage is read from the job's document, the pin and the turns
 stream, never from the request. Replies, duplicates and deadlines are handled in `requests`.
@@ -45,18 +45,19 @@ from marlaas_worker.rollout.versions import Versions
 
 _LONG_CHARACTERS = 16_384
 _LONG_REPLY = 2048
-"""Tokens."""
+"""Longer texts, in characters, are tokenized in a thread; longer replies, in tokens, are parsed in one."""
 T = TypeVar("T")
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 
 
 @dataclass(slots=True)
 class RequestStage:
-    """A request's current stage, as text that completes "the deadline passed while …".
+    """A request's current stage.
 
     Attributes:
-        why: returns a more detailed reason; None if there is none.
-        generating_since: on the loop's clock; None while the request waits.
+        doing: the stage as text that completes "the deadline passed while …".
+        why: returns the reason why the request still waits; None if there is none.
+        generating_since: when the engine began to generate, on the loop's clock; None while the request waits.
     """
 
     doing: str = ""
@@ -68,12 +69,12 @@ class RequestStage:
         self.doing, self.why, self.generating_since = doing, why, None
 
     def generate(self) -> None:
-        """Note that the engine begins to generate."""
+        """Enter the stage in which the engine generates."""
         self.doing, self.why, self.generating_since = "it was being generated", None, _clock()
 
     @property
     def running_s(self) -> float | None:
-        """Seconds for which the engine has generated; None while the request waits."""
+        """Seconds since the engine began to generate; None while the request waits."""
         return None if self.generating_since is None else _clock() - self.generating_since
 
     def __str__(self) -> str:
@@ -82,7 +83,7 @@ class RequestStage:
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """Plays turns, any number of them concurrently."""
+    """Plays turns, any number of them concurrently: each is generated, scored, or given as a demonstration, and then recorded."""
 
     context: RoleContext
     tokenizers: Tokenizers
@@ -140,7 +141,10 @@ class Generation:
     async def _play_score(
         self, request: GenerateRequest, served: JobAgent, job: ServedJob, adapter: AdapterRef, stage: RequestStage
     ) -> Turn:
-        """Record the logprobs of another agent's tokens under this one. Each segment is one prompt of the engine."""
+        """Record the logprobs of another agent's tokens under the request's agent, the teacher.
+
+        The engine scores each segment of the conversation as one prompt; segments without generated tokens are left out.
+        """
         stage.enter("the turns that it scores were being read")
         lineage, own = await self.log.scored(request), await self.tokenizers.vocabulary()
         require_vocabulary(lineage, own, request.agent)
@@ -159,7 +163,10 @@ class Generation:
     async def _play_demonstrated(
         self, request: GenerateRequest, given: ChatMessage, served: JobAgent, job: ServedJob, stage: RequestStage
     ) -> Turn:
-        """Record the reply that the request gives. Neither the group's pin nor the engine takes part."""
+        """Record the reply that the request contains (`given`). Uses neither the group's pin nor the engine.
+
+        Raises BadAppend, also if prompt and reply exceed the context window.
+        """
         tokenizer = await self.tokenizers.of(served.document)
         parent = await self.log.parent(job, request, tokenizer)
         tokenize = partial(demonstrated, tokenizer, parent, request.append, request.tools, given)
@@ -176,7 +183,7 @@ class Generation:
     async def _record(
         self, job: ServedJob, turn: Turn, prompt: Prompt, completion: Completion, stage: RequestStage
     ) -> Turn:
-        """Record a turn, and return the record that counts."""
+        """Record a turn, and cache its conversation; if the turn is recorded already, return that record instead, and cache nothing."""
         stage.enter("it was being recorded", self.log.explain)
         recorded = await self.log.record(job, turn)
         if recorded is turn:
@@ -184,7 +191,7 @@ class Generation:
         return recorded
 
     async def _version(self, job: ServedJob, request: GenerateRequest, served: JobAgent) -> AdapterRef:
-        """Return the version that samples a turn: that of its group's pin, or a newer one that is served here (`refreshes`)."""
+        """Return the version that samples a turn: that of its group's pin, or a newer one that is served here, if the turn `refreshes`."""
         document, proven = served.document, self.versions.proven
         newest = partial(proven.newest_of, served.agent_ref, document.tenant, document.spec.training.max_staleness)
         pinned = await self.pins.version(job, request, document, newest)
@@ -193,15 +200,17 @@ class Generation:
         return served.adapter(max(pinned, proven.newest_resident(served.agent_ref)))
 
     async def _extend(self, job: ServedJob, request: GenerateRequest, tokenizer: EndingTokenizer) -> Prompt:
-        """Tokenize the prompt."""
+        """Return the tokenized prompt of a request: its parent's conversation and its append. Raises as `TurnLog.parent`, and BadAppend."""
         parent = await self.log.parent(job, request, tokenizer)
         tokenize = partial(extend, tokenizer, parent, request.append, request.tools)
         return await self._tokenized(request, num_characters(request.append, request.tools), tokenize)
 
     async def _tokenized(self, request: GenerateRequest, length: int, tokenize: Callable[[], T]) -> T:
-        """Tokenize a text. Long texts run in a thread, one at a time for each job.
+        """Call `tokenize` and return its result. Long texts are tokenized in a thread, one at a time for each job.
 
-        So a job that sends much text delays neither other jobs' turns nor other users of the thread pool. length: in characters.
+        So a job that sends much text delays neither other jobs' turns nor other users of the thread pool.
+
+        length: of the text, in characters.
         """
         if length < _LONG_CHARACTERS:
             return tokenize()
@@ -209,15 +218,15 @@ class Generation:
             return await asyncio.to_thread(tokenize)
 
     async def _read(self, tokenizer: EndingTokenizer, prompt: Prompt, completion: Completion) -> ReadReply:
-        """Read the reply; a long one in a thread, because a text full of marks takes a second."""
+        """Parse the reply; a long one in a thread, because a text full of markers takes a second."""
         parse = partial(read, tokenizer, prompt, completion.output_ids, completion.stop_reason)
         return await asyncio.to_thread(parse) if len(completion.output_ids) > _LONG_REPLY else parse()
 
     async def _draw(self, order: Order, stage: RequestStage) -> Drawn:
-        """Generate, and retry after engine restarts.
+        """Generate or score, and retry after engine restarts.
 
-        The requests of a batch under which the engine failed are run again one at a time, among new requests: so a
-        prompt that ends the engine never does so twice to the same other request. After the second failure it runs alone.
+        Requests that were in the engine when it failed are retried one at a time, beside new requests. So a prompt that ends the engine
+        never interrupts the same other request twice. After the second failure with a prompt, it runs alone in the engine.
 
         Raises EngineKilled after MAX_ENGINE_FAILURES failures with this prompt.
         """
@@ -233,10 +242,19 @@ class Generation:
         raise self.failures.verdict(*prompt, known, request_id(order.request.episode, order.request.turn))
 
     async def _run(self, order: Order, stage: RequestStage, known: Failures, own: Failures) -> Drawn | None:
-        """Generate once: wait for the version, then for a place in the engine; again if the version has lost its slot.
+        """Generate once; return None if the request must be tried again with the current number of failures.
 
-        known: failures with the prompt; after one, the request waits its turn among the retried ones, and after two, it runs
-        alone. Returns None if others with the prompt have run meanwhile, so that their number has changed.
+        The request waits until its version has a slot, then for a place in the engine. If the version has lost its slot by then, it
+        waits again.
+
+        Args:
+            stage: updated as the request proceeds.
+            known: failures with the prompt when the caller began this try. After one failure, the request runs as the only retry of this
+                replica; after two, as the only request in the engine. If their number has changed while it waited (another request
+                with the prompt has failed or succeeded), the result is None.
+            own: failures of this request alone; they count if they are more than the prompt's.
+
+        Raises VersionRefused, and EngineDown, which the caller counts as a failure.
         """
         proven, adapter = self.versions.proven, order.adapter
         while True:
@@ -301,7 +319,7 @@ class Generation:
         return limiter.place(account, num_appended, expected, kv_tokens)
 
     async def _score(self, order: Order, slot: Slot) -> Completion:
-        """Return the logprobs of the prompt's ids 1.. as a completion without ids."""
+        """Return the logprobs of the prompt's ids[1:] as a completion without ids."""
         logprobs = await self.engine.score(slot.loaded, order.prompt.ids)
         return Completion((), tuple(logprobs.tolist()), StopReason.STOP)
 

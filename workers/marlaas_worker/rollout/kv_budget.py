@@ -1,6 +1,6 @@
-"""Room of an engine: sequences, tokens of its KV cache, and prompt tokens in a step. Pure.
+"""Limits on the requests in an engine: their number, their tokens in its KV cache, and their prompt tokens in a step. Pure.
 
-vLLM preempts a request, and computes its prompt again, when its KV cache is full. So requests wait outside the engine
+When vLLM's KV cache is full, vLLM preempts a request and later computes its tokens again. So requests wait outside the engine
 until their tokens fit. A request reserves its prompt and the output that is expected of its job. It does not reserve
 `maxTokens`: most outputs are much shorter, and most of the cache would stay unused. An output that is longer than
 expected is not counted while it is generated, because the engine reports tokens only at the end; outputs that are
@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 BLOCK_TOKENS = 32
 """Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
 RECENT = 64
-"""Outputs of a job that its estimates use."""
+"""Number of a job's last outputs from which the length of its next ones is estimated."""
 _STEPS = 2
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A place in the engine.
+    """A request's place in the engine.
 
     Attributes:
-        cost: real cost of the request in tokens, set by its holder; 0 until then.
-        begin: to be called at its first token; its prompt has then been computed.
+        cost: real cost of the request in tokens, set by the place's holder; 0 until then.
+        begin: to be called at the request's first token, when its prompt has been computed.
     """
 
     cost: float = 0.0
@@ -65,11 +65,11 @@ class KvBudget:
         self._kv_tokens = float(kv_tokens) if kv_tokens > 0 else math.inf
 
     def size(self, num_tokens: int) -> float:
-        """Return the reservation of a request: whole blocks, and no more than the budget, so that every request fits alone."""
+        """Return the tokens to reserve for a request of `num_tokens`: whole blocks, at most the KV cache, so that every request fits alone."""
         return min(float(math.ceil(num_tokens / BLOCK_TOKENS) * BLOCK_TOKENS), self._kv_tokens)
 
     def take(self, size: float) -> None:
-        """Reserve the room of a request that enters the engine."""
+        """Reserve the room of a request that enters the engine. size: as from `size`."""
         self._num_inside += 1
         self.num_reserved += size
 
@@ -81,7 +81,7 @@ class KvBudget:
 
 @dataclass(slots=True)
 class _Present:
-    """A tenant with requests that wait for a place or are in the engine. num_prompt: prompt tokens that the engine has to compute."""
+    """A tenant with requests that wait for a place or are in the engine. num_prompt: its prompt tokens that the engine has yet to compute."""
 
     weight: float
     num_requests: int = 0
@@ -89,14 +89,14 @@ class _Present:
 
 
 class PrefillShares:
-    """Prompt tokens in the engine that it has not computed yet. Each tenant may fill its share of a step.
+    """Limits each tenant's prompt tokens in the engine that are not computed yet, to the tenant's share of two steps, by weight.
 
     An engine computes prompts in the same steps as the next tokens of all other requests. If one tenant's prompts filled every
-    step, each token of the others would take as long as a full step. A prompt that is larger than the share enters alone. A
-    tenant that is the only one with requests may fill whole steps. Two steps count: the one that runs, and the next one, which
-    begins before the role learns of the first tokens of the running one.
+    step, each token of the others would take as long as a full step. A prompt that is larger than the share enters while the tenant has
+    no other prompt to compute. A tenant that is the only one with requests is not limited. Two steps count: the one that runs, and the
+    next one, which begins before the role learns of the first tokens of the running one.
 
-    step_tokens: most tokens that the engine computes in one step; 0 if unknown: then nothing is limited.
+    step_tokens: most tokens that the engine computes in one step; 0 if unknown: then no tenant is limited.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class PrefillShares:
         self._present: dict[str, _Present] = {}
 
     def join(self, tenant: str, weight: float) -> None:
-        """Add a request of a tenant that waits for a place in the engine."""
+        """Count a tenant's request that begins to wait for a place in the engine. weight: the tenant's, from now on."""
         one = self._present.setdefault(tenant, _Present(weight))
         one.weight = weight
         one.num_requests += 1
@@ -117,7 +117,7 @@ class PrefillShares:
             del self._present[tenant]
 
     def allows(self, tenant: str, num_prompt: int) -> bool:
-        """Return whether a prompt may enter the engine now."""
+        """Return whether a tenant's prompt may enter the engine now. num_prompt: its tokens that the engine has to compute."""
         one = self._present[tenant]
         if not (self.step_tokens and one.num_prompt and len(self._present) > 1):
             return True
@@ -125,13 +125,13 @@ class PrefillShares:
         return one.num_prompt + num_prompt <= share * _STEPS * self.step_tokens
 
     def add(self, tenant: str, num_prompt: int) -> None:
-        """Note a prompt that enters the engine; a negative number: it has been computed, or will not be."""
+        """Add the tokens of a prompt that enters the engine; a negative number once it has been computed, or will not be."""
         self._present[tenant].num_prompt += num_prompt
 
 
 @dataclass(slots=True)
 class RecentOutputs:
-    """Numbers of generated tokens of a job's last requests: half a KiB."""
+    """Numbers of generated tokens of a job's last `RECENT` requests, in half a KiB."""
 
     _recent: "array[int]" = field(default_factory=lambda: array("q"))
 

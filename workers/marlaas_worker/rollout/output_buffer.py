@@ -1,7 +1,7 @@
 """Holds a request's tokens in vLLM's core process until its end; only the first ones are sent at once.
 
-vLLM sends every token of every request in a message of its own step. To decode and distribute them took a fifth of
-the rollout role's time, and the role needs only two: that a request has begun, and how it ended.
+vLLM sends a message after each step, with the new token of each request. To decode and distribute these tokens took a fifth of
+the rollout role's time. The role needs only two outputs of a request: the first, which shows that it has begun, and the last.
 """
 
 from collections.abc import Collection, Iterable
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class OutputBuffer:
-    """Joins vLLM's `EngineCoreOutput`s of a request from the second to the last into one. Does not import vllm."""
+    """Joins all `EngineCoreOutput`s that vLLM makes for a request, except the first, into one. Does not import vllm."""
 
     def __init__(self) -> None:
         self._held: dict[str, list[Any]] = {}
@@ -21,11 +21,11 @@ class OutputBuffer:
         return len(self._held)
 
     def pass_on(self, outputs: Iterable[Any]) -> list[Any]:
-        """Return the outputs to send now: the first of a request, or the rest of it once it is finished."""
+        """Return the outputs to send now: a request's first one, and its others, joined, once it is finished. outputs: those of a step."""
         return [ready for output in outputs if (ready := self._next(output)) is not None]
 
     def forget(self, requests: Collection[str]) -> None:
-        """Drop the outputs of requests that ended in another way than with an output."""
+        """Drop the held outputs of requests that end without a last output, such as aborted ones. requests: their ids."""
         for request in requests:
             self._held.pop(request, None)
 
@@ -42,7 +42,7 @@ class OutputBuffer:
 
 
 def _joined(outputs: list[Any]) -> Any:
-    """Return the last output with the tokens and logprobs of all."""
+    """Return the last output, changed to have the tokens and logprobs of all."""
     last = outputs[-1]
     last.new_token_ids = [token for output in outputs for token in output.new_token_ids]
     found = [output.new_logprobs for output in outputs if output.new_logprobs is not None]

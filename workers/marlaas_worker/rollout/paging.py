@@ -1,27 +1,28 @@
-"""Which adapter versions have a slot of the engine: loads, evictions, and versions that take no new requests.
+"""Plans which adapter versions have a slot of the engine: loads, evictions, and versions that take no new requests for now.
 
 Admitted agents may need more versions than there are slots. A version without a slot is loaded when a request waits for it or
 when its agent's earlier version is in use, and is prefetched into a slot that nothing else needs. Pure; the clock is in seconds.
 
-- A version with recent requests keeps its slot for a quantum. After that it yields to a waiting version: it takes no new
-  requests, and is evicted when its last one has ended.
-- Between tenants the usage decides, as in the engine's queue (`fair_queue`): versions in use yield only to those of tenants
-  with the same usage or a smaller one, the tenant with the largest usage first. If the usage is smaller, also the requests that
-  already wait for a place in the engine wait for the version again. They are the last to get a place, so the slot would be
-  kept for long by requests that do not run.
-- The tenant with the smallest usage is served first, also with the next version of an agent in use, which no request waits
-  for yet: else a tenant with few jobs would wait for a slot at each step beside one with many.
+- A version with recent requests keeps its slot for a quantum (`ReloadPace.quantum_s`). After that it yields to a waiting version: it
+  takes no new requests, and is evicted when its last request has ended.
+- The tenants' usage decides between them, as in the engine's queue (`fair_queue`). A version in use yields only to a version of a tenant
+  with the same or a smaller usage; the tenant with the largest usage yields first. If the other tenant's usage is smaller, the version
+  is also revoked: its requests that wait for a place in the engine go back to wait for the version. They would be the last to get
+  a place, so without this, requests that do not run would keep the slot for long.
+- The tenant with the smallest usage gets slots first. That includes the next version of an agent in use, although no request waits for
+  it yet: otherwise a tenant with few jobs would wait for a slot at each step beside a tenant with many.
 - A past version that an open step or evaluation may call again (`ServedAgent.call`) counts as current. Every other past version of
-  a strict job counts as idle as soon as no request runs: the step that it has sampled is over.
-- A version without recent requests is evicted first: superseded versions, then newest versions of strict jobs (their
+  a strict job counts as idle as soon as it has no requests: the step that it has sampled is over.
+- Versions without recent requests are evicted first: superseded versions, then newest versions of strict jobs (their
   agent trains, and the next request is for another version), then other newest versions, each least recently used first.
 - Re-loads of versions that have served requests cost at most 2 % of what the engine can do: 2 % of a full engine's time, and at
-  most 10 % of the time of one that runs few requests (`reload_pace`). Evictions of versions in use are limited for this, and not
-  the re-loads after them: the requests that wait for these are the last of their step or episode. A version in use loses its slot only if there is time for its re-load besides those expected already.
-- Re-loads of versions that had counted as idle are not expected. A few of them may begin before there is time (`MAX_CREDIT`). Until
-  that time has passed, a version counts as needed for `MAX_QUANTUM_S` after its last request. Versions that no request waits for are
-  loaded again only if there is time.
-- With an engine that runs nothing, a re-load delays no request: it is not limited and does not count.
+  most 10 % of the time of one that runs few requests (`reload_pace`). To keep this limit, the evictions of versions in use are limited,
+  and not the re-loads after them, because requests that wait for such a re-load are the last of their step or episode. A version in use
+  is evicted only if there is time for its re-load in addition to the re-loads that are expected already.
+- Re-loads of versions that were evicted as idle are not expected. A few of them may begin before there is time for them (`MAX_CREDIT`).
+  While re-loads exceed their limit, a version counts as needed, and not as idle, for `MAX_QUANTUM_S` after its last request. A version
+  that no request waits for is loaded again only if there is time.
+- While the engine runs no request, a re-load delays none: it is not limited and does not count.
 """
 
 import math
@@ -32,7 +33,7 @@ from enum import IntEnum
 from marlaas_worker.rollout.reload_pace import MAX_CREDIT, MAX_QUANTUM_S, MIN_BUSY, ReloadPace
 
 RECENT_S = 1.0
-"""A version without requests for so long counts as idle. Longer than most tool calls between two turns."""
+"""Seconds without requests after which a version counts as idle. Longer than most tool calls between two turns."""
 
 
 class Urgency(IntEnum):
@@ -52,12 +53,13 @@ class Resident:
     """A version that has a slot.
 
     Attributes:
-        loaded_at, used_at: when its load began; when its last request began or ended, or its load if there was none.
+        name: its engine name.
+        loaded_at, used_at: when its load began; when its last request began or ended, or its load began if there was none.
         num_running: requests in the engine. num_queued: requests that wait for a place in the engine.
         is_ready: whether its load has ended.
         is_current: whether it is the newest version of a served agent, or a past one that an open step or evaluation may call again.
         is_strict: whether it samples one step of its job only (maxStaleness 0), so that the newest one may have no more requests.
-        usage: of its tenant, as in `fair_queue`.
+        usage: its tenant's, as in `fair_queue`.
         has_served: whether a request has run on it in this incarnation of the engine, now or before an eviction.
         is_yielding: whether it takes no new requests, by the plan before this one.
     """
@@ -79,7 +81,7 @@ class Resident:
 class PageDemand:
     """A version without a slot.
 
-    is_reload: whether it has served a request before in this incarnation of the engine. usage: of its tenant.
+    name: its engine name. is_reload: whether a request has run on it in this incarnation of the engine. usage: its tenant's.
     """
 
     name: str
@@ -90,7 +92,7 @@ class PageDemand:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Requests that wait for a version. since: when the first of them began to wait."""
+    """Requests that wait for a version. name: its engine name. tenant, since: of the first request, and when it began to wait."""
 
     name: str
     tenant: str
@@ -103,10 +105,10 @@ class PagePlan:
 
     Attributes:
         yielding: versions that take no new requests for now.
-        revoked: those of them that do not serve the requests that wait for a place in the engine either.
-        expected: those of the evicted versions that were in use, so that their re-load is expected (`ReloadPace.expect`).
-        is_short: whether a version that requests wait for, or will soon, has no slot.
-        review_s: seconds until another plan may result although nothing happens; infinite if none.
+        revoked: those of them on which requests that wait for a place in the engine do not run either.
+        expected: those of the evicted versions that count as needed, so that their re-load is expected (`ReloadPace.expect`).
+        is_short: whether no slot was found for a version that requests wait for, or will soon (`Urgency.SUCCESSOR`).
+        review_s: seconds until the plan may change although nothing happens; infinite if it will not.
     """
 
     evict: tuple[str, ...] = ()
@@ -119,23 +121,25 @@ class PagePlan:
 
 
 def order_waits(waits: Iterable[Wait], usage: Callable[[str], float]) -> list[Wait]:
-    """Sort waits: the tenant with the smallest usage first, then the first to wait."""
+    """Sort waits: the tenant with the smallest usage first, then the first to wait. usage: returns that of a tenant."""
     return sorted(waits, key=lambda wait: (usage(wait.tenant), wait.since))
 
 
 def plan_pages(
     num_slots: int, residents: Sequence[Resident], demands: Iterable[PageDemand], pace: ReloadPace, now: float
 ) -> PagePlan:
-    """Plan loads and evictions. A version in use, or one that is loading, is never evicted.
+    """Plan loads and evictions. A version with requests in the engine, or one that is loading, is never evicted.
 
     Args:
-        demands: versions without a slot, the most urgent first.
+        residents: the versions with a slot.
+        demands: the versions without one, in any order; equal ones are served in the given order.
+        pace: of this engine.
     """
     return _Planner(num_slots, residents, pace, now).plan(demands)
 
 
 class _Planner:
-    """One call of `plan_pages`."""
+    """State of one call of `plan_pages`."""
 
     def __init__(self, num_slots: int, residents: Sequence[Resident], pace: ReloadPace, now: float) -> None:
         self._free = num_slots - len(residents)
@@ -161,7 +165,7 @@ class _Planner:
         self._review_s = math.inf
 
     def plan(self, demands: Iterable[PageDemand]) -> PagePlan:
-        """Return the plan."""
+        """Plan loads, evictions and yields. demands: versions without a slot, in any order; equal ones are served in the given order."""
         for demand in sorted(demands, key=_turn):
             self._place(demand)
         if self._free == 0 and not self._missing and (spare := self._victim(Urgency.PREFETCH, 0.0)) is not None:
@@ -183,7 +187,10 @@ class _Planner:
         )
 
     def _place(self, demand: PageDemand) -> None:
-        """Find a slot for a version, or count it as missing."""
+        """Plan the load of a version if a slot is free or can be freed for it; otherwise record that it lacks one.
+
+        A re-load for which there is no time is left out.
+        """
         is_limited = demand.is_reload and demand.name not in self._expected
         if is_limited and not self._has_time(1 if demand.urgency is Urgency.PREFETCH else 1 - MAX_CREDIT):
             return
@@ -201,7 +208,7 @@ class _Planner:
         self._busy = max(self._busy, MIN_BUSY) if demand.is_reload else self._busy
 
     def _has_time(self, num_loads: int) -> bool:
-        """Return whether there is time for so many re-loads besides the expected ones; if not, review the plan when there is."""
+        """Return whether there is time for so many re-loads in addition to the expected ones; if not, review the plan when there is."""
         if not self._busy:
             return True
         delay_s = self._pace.delay_s(self._now, self._num_expected, num_loads, self._busy)
@@ -210,7 +217,10 @@ class _Planner:
         return delay_s == 0
 
     def _victim(self, urgency: Urgency, usage: float) -> Resident | None:
-        """Take the next version to evict; None if there is none for this urgency and a tenant of this usage."""
+        """Return the next version to evict for a demand of this urgency and tenant's usage, and remove it from the candidates.
+
+        Returns None if none may be evicted for it.
+        """
         found = next((one for one in self._victims if self._may_lose(one, urgency, usage)), None)
         if found is not None:
             self._victims.remove(found)
@@ -224,7 +234,7 @@ class _Planner:
         return not self._is_costly(one) or (urgency is Urgency.WAITING and self._take(one))
 
     def _take(self, one: Resident) -> bool:
-        """Return whether a version that is needed may lose its slot; its re-load is then expected."""
+        """Return whether a needed version may lose its slot: it yields already, or there is time for its re-load, which is then expected."""
         if one.is_yielding:
             return True
         has_time = self._has_time(1)
@@ -245,11 +255,11 @@ class _Planner:
         return RECENT_S if one.is_strict and not one.is_current else MAX_QUANTUM_S
 
     def _yielding(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Choose versions in use, one for each missing version; return them, and those that are revoked.
+        """Choose versions in use that yield, one for each missing version; return them, and those of them that are revoked.
 
-        Those that yield already go first, then those of the tenants with the largest usage, then superseded ones, then those
-        loaded first. No version yields to one of a tenant with a larger usage, and only to one of a tenant with a smaller usage
-        it is revoked.
+        Those that yield already are chosen first, then those of the tenants with the largest usage, then superseded ones, then those
+        loaded first. No version yields to one of a tenant with a larger usage. A version is revoked only if it yields to one of a tenant
+        with a smaller usage.
         """
         in_use = [one for one in self._residents if one.num_running or one.num_queued]
         due = sorted(
@@ -293,7 +303,7 @@ class _Planner:
 
 
 def _turn(demand: PageDemand) -> tuple[bool, float, Urgency]:
-    """Return the sorting key of demands: the tenant with the smallest usage goes first, also with versions that no request waits for yet."""
+    """Return a demand's sorting key: the smallest usage first, also for versions that no request waits for yet; prefetches last."""
     if demand.urgency is Urgency.PREFETCH:
         return (True, 0.0, demand.urgency)
     return (False, demand.usage, demand.urgency)

@@ -1,4 +1,4 @@
-"""The jobs, policy versions and pins of requests: caches of the buckets `jobs`, `progress`, `policy` and `pins`.
+"""Finds the job, the policy version and the pin of a request, in caches of the buckets `jobs`, `progress`, `policy` and `pins`.
 
 A record with another uid than the job's belongs to an earlier job of the same name, and counts as absent.
 """
@@ -31,9 +31,9 @@ from marlaas_api.names import (
 from marlaas_worker.rollout.served_jobs import ServedJob
 
 _PIN_BYTES = 320
-"""Memory of a pin besides the name of its group."""
+"""Estimated bytes of memory of a cached pin, without the name of its group."""
 _QUOTED = 200
-"""Characters of a request's names in an error."""
+"""Most characters of a name in a request that an error quotes."""
 
 
 class RequestRefused(Permanent):
@@ -83,7 +83,7 @@ class Policies:
     def newest(self, agents: Iterable[JobAgent]) -> list[AdapterRef]:
         """Return the committed version of each of these agents that has one, and whose next step is sampled.
 
-        A version after which demonstrations are trained is loaded only if it is evaluated.
+        An agent whose next step trains demonstrations is left out: its version is loaded only if an evaluation requests it.
         """
         pairs = ((served, self._policy.get(served.policy_key)) for served in agents)
         return [
@@ -94,9 +94,9 @@ class Policies:
         ]
 
     async def find(self, request: GenerateRequest) -> JobAgent:
-        """Return the agent whose policy a request's agent plays. Reads the bus again before it refuses.
+        """Return the agent whose policy a request's agent plays. Reads a cached record again before it refuses because of it.
 
-        Raises RequestRefused (no such job, another uid, no such agent here, inconsistent names), NotAdmitted,
+        Raises RequestRefused (no such job, another uid, no such agent on this pool, inconsistent names), NotAdmitted,
         BusUnavailable.
         """
         job = request.ref
@@ -118,7 +118,7 @@ class Policies:
         raise RequestRefused(f"job {job} has no agent {request.agent!r} on pool {self._pool}")
 
     def num_preemptions(self, job: JobRef) -> int:
-        """Return how often a job was preempted."""
+        """Return how often a job was preempted, by its cached progress; 0 without one."""
         progress = self._progress.get(job.key)
         return progress.num_preemptions if progress is not None and progress.uid == job.uid else 0
 
@@ -141,7 +141,7 @@ class Policies:
 
 
 def strict(agents: Iterable[JobAgent]) -> list[AgentRef]:
-    """Return those of the agents that are of strict jobs: each step of theirs is sampled by one version."""
+    """Return the agents of strict jobs (maxStaleness 0), in which one version of an agent samples a whole step."""
     return [one.agent_ref for one in agents if one.document.spec.training.max_staleness == 0]
 
 
@@ -208,7 +208,10 @@ def _check_turn(request: GenerateRequest, spec: JobSpec) -> None:
 
 
 def _check_score(request: GenerateRequest, scored: int, spec: JobSpec) -> None:
-    """Refuse scores by another agent than the job's teacher, or under another number. Raises RequestRefused."""
+    """Refuse scores by another agent than the job's teacher, or under another number than SCORES + `scored`. Raises RequestRefused.
+
+    scored: number of the last turn to score.
+    """
     if request.agent != spec.teacher:
         raise RequestRefused(f"agent {request.agent[:_QUOTED]} is asked for scores, and the teacher is {spec.teacher}")
     if (
@@ -220,7 +223,7 @@ def _check_score(request: GenerateRequest, scored: int, spec: JobSpec) -> None:
 
 
 def _player(document: JobDocument, name: str) -> AgentSettings:
-    """Return the agent of this name; without one, an agent that no pool serves."""
+    """Return the agent of this name; if the job has none, default settings with that name, which no pool serves."""
     return next((agent for agent in document.spec.agents if agent.name == name), AgentSettings(name=name))
 
 
@@ -237,16 +240,17 @@ def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: s
 
 
 def refreshes(request: GenerateRequest, document: JobDocument) -> bool:
-    """Return whether a turn may be sampled by a newer version than its group's pin, which is then the oldest of the group."""
+    """Return whether a turn may be sampled by a newer version than its group's pin. The pin is then the group's oldest version."""
     is_pinned = pinned_by_orchestrator(document, _player(document, request.agent), request.group)
     return document.spec.rollout.refresh == "turn" and not is_pinned
 
 
 def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, int] | None:
-    """Return the caller that keeps using a request's version after newer ones were committed; None if there is none.
+    """Return the caller that may use a request's version even after newer ones were committed, for `ServedAgent.call`.
 
     Returns:
-        The name of an agent that plays past versions, or of the evaluation; and the most versions that it calls at a time.
+        The name of the caller, an agent that plays past versions, or `(evaluation)`; and the most versions that it calls at a time. None
+        for requests of other agents.
     """
     if group_token(request.group).startswith("e"):
         return "(evaluation)", 1
@@ -254,11 +258,11 @@ def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, i
 
 
 class Pins:
-    """Reads pins into `ServedJob.pins`: the policy version from which a group is sampled, or the oldest one (`refreshes`). The first pin counts and never changes.
+    """Reads pins, and caches them in `ServedJob.pins`. Creates missing ones; concurrent requests for one pin share one bus call.
 
-    Creates missing pins; concurrent requests for one pin share one bus call. The orchestrator pins evaluation groups,
-    and in strict mode all groups, before it publishes their tasks. This role never pins those: a missing pin is an
-    error, so that no group is sampled from a wrong version.
+    A pin names the policy version that samples a group, or the oldest such version (`refreshes`). The first pin counts and never changes.
+    The orchestrator pins evaluation groups, the groups of past versions, and in strict mode all groups, before it publishes their tasks.
+    This role never pins those: a missing pin is an error, so that no group is sampled from a wrong version.
     """
 
     def __init__(self, bus: Bus) -> None:
@@ -267,13 +271,13 @@ class Pins:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def knows(self, job: ServedJob, request: GenerateRequest, document: JobDocument) -> bool:
-        """Return whether the group's pin is in memory."""
+        """Return whether the pin of the request's agent and group is in memory."""
         return (_player(document, request.agent).pinned_as, request.group) in job.pins
 
     async def version(
         self, job: ServedJob, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
     ) -> int:
-        """Return the group's pinned version; pin `newest()` if there is no pin yet.
+        """Return the version to which the request's agent and group are pinned; if there is no pin yet, pin the result of `newest`.
 
         Raises PinMissing, BusUnavailable, and errors of `newest`.
         """

@@ -12,8 +12,9 @@ engine's prefix cache, which must never contain results of a wrong adapter.
 
 A version that was evicted and is loaded again in the same incarnation of the engine is not probed again.
 
-The engine's self-test shows earlier that slots are applied at all. A digest is compared only with that of the
-same version, so two versions may be equal once rounded to the engine's dtype. See docs/explanation/proof-of-delivery.md.
+The engine's self-test has shown before that the engine applies the adapters in its slots. A slot's digest is compared only with the
+published one of the same version, so two versions may be equal once rounded to the engine's dtype. See
+docs/explanation/proof-of-delivery.md.
 """
 
 import asyncio
@@ -53,9 +54,13 @@ class ProofFailed(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Results of a passed proof. probe_gap: mean absolute difference of logprobs on the probes; times in seconds.
+    """Results of a passed proof.
 
-    load_s: of the load and the digest. Without probes, probe_gap and probe_s are 0.
+    Attributes:
+        digest: of the tensors in the slot.
+        probe_gap: mean |difference| between the engine's and the trainer's logprobs on the probes; 0 without probes.
+        load_s: seconds for the load and the digest.
+        probe_s: seconds for the probes; 0 without probes.
     """
 
     digest: str
@@ -67,8 +72,8 @@ class Proof:
 async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter, *, probes: bool = True) -> Proof:
     """Load a version from `adapter.folder` and prove it. If that fails, its slot is freed.
 
-    probes: False for a version whose probes passed earlier in the same incarnation of the engine; the digest then
-    shows that the slot holds the same tensors again.
+    manifest: of the version. probes: False for a version whose probes passed earlier in the same incarnation of the engine; the digest
+    then shows that the slot holds the same tensors again.
 
     Raises ProofFailed, LoadFailed, EngineDown, and OSError if this machine cannot read the files now.
     """
