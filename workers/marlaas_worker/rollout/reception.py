@@ -3,8 +3,8 @@
 NATS distributes a pool's requests over its replicas (queue group); each replica also listens on a subject of
 its own for forwarded requests. All replicas choose the same owner independently (`agent_placement`).
 
-A sandbox's permissions limit the subjects on which it publishes, so the names
-in a request must match its subject. They do not limit the reply subject, so that is checked here too.
+A sandbox's permissions limit the subjects on which it publishes. So a request whose names differ from its subject is
+ignored. The permissions do not limit the reply subject. So the reply subject is checked, too (`subjects.is_reply_of`).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class Reception:
-    """Subscriptions of this replica."""
+    """Subscribes to the requests of a pool's agents, and passes each to `Requests` here or to the replica that owns its group."""
 
     def __init__(self, context: RoleContext, pool: str, requests: Requests, engine: SupervisedEngine) -> None:
         self._bus = context.bus
@@ -60,8 +60,7 @@ class Reception:
     async def listen_to(self, agents: Iterable[JobAgent]) -> None:
         """Subscribe to the requests of these agents and to this replica's own subject; unsubscribe from all others.
 
-        All calls must come from the same task. Raises BusUnavailable; subscriptions that are open by then stay
-        open.
+        All calls must come from the same task. Raises BusUnavailable; the subscriptions that were opened before the error stay open.
         """
         self._agents, self._placement = tuple(agents), None
         self._keys = {subject: one.policy_key for one in self._agents for subject in one.generations}
@@ -93,7 +92,7 @@ class Reception:
         return names | {self._me} if is_ready or not names else names
 
     def placement(self) -> AgentPlacement:
-        """Return the replicas of each agent, computed again when agents or live replicas change, and once a second."""
+        """Return the placement of agents on replicas; recompute it if agents or live replicas have changed, or it is older than 1 s."""
         live, now = frozenset(self.live()), asyncio.get_running_loop().time()
         if self._placement is None or live != self._placed_on or now - self._placed_at > _PLACEMENT_S:
             reports = [report for _, report, _ in self._replicas.items()]
@@ -107,7 +106,7 @@ class Reception:
         return frozenset(one.agent_ref for one in self._agents if self._me not in placed.of(one.policy_key))
 
     def _on_report(self, key: str) -> None:
-        """Charge tenants here for what they have used on another replica since its last report."""
+        """Charge tenants in this replica's limiter for the tokens by which another replica's report has grown. key: of the report."""
         report = self._replicas.get(key)
         if report is None:
             self._others.drop(key)
@@ -169,7 +168,7 @@ class Reception:
 
 
 async def _handle(handler: Handler, request: Request) -> None:
-    """Handle a request. An error is only logged: tenants write requests, and the role would end for all of them."""
+    """Handle a request. Log an exception instead of raising it: one tenant's request must not end the role for all tenants."""
     try:
         await handler(request)
     except Exception:

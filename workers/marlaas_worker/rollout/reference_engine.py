@@ -46,7 +46,7 @@ Matrices = dict[str, dict[Kind, torch.Tensor]]
 
 
 class ReferenceEngine:
-    """See `engine.Engine`. `end_ids` end a generation. Raises ModelUnusable if the folder contains no model."""
+    """See `engine.Engine`. end_ids: tokens that end a generation. Raises InvalidInput if the folder contains no model."""
 
     def __init__(self, model: Path, spec: PoolSpec, end_ids: frozenset[int]) -> None:
         self._base = read_base_model(model)
@@ -96,7 +96,7 @@ class ReferenceEngine:
         self._held.clear()
 
     def crash(self, reason: str) -> None:
-        """Simulate a crash: all pending calls raise EngineDown, and so does every later call until `restart`."""
+        """Simulate a crash: all pending calls, and all later ones until `restart`, raise EngineDown with the reason."""
         if self._incarnation is not None and not self._incarnation.down.done():
             self._incarnation.down.set_result(reason)
 
@@ -190,20 +190,27 @@ class ReferenceEngine:
 
 @dataclass(frozen=True, slots=True)
 class _Incarnation:
-    """One run of the engine: its thread, its model, and `down`, which gets the reason when the run is over."""
+    """One run of the engine: its thread, its model, and `down`, which is set to the reason when the run has ended."""
 
     thread: ThreadPoolExecutor
     down: "asyncio.Future[str]"
     model: "_AdaptedModel"
 
     async def work(self, work: Callable[[], T]) -> T:
-        """Run on the engine's thread, in the order of calls. Raises EngineDown if the engine goes down."""
+        """Run a function on the engine's thread, in the order of calls. Raises EngineDown if the engine goes down first."""
         return await unless_down(asyncio.get_running_loop().run_in_executor(self.thread, work), self.down)
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """One generation. begin: called when the thread starts it; over: set when its result is no longer awaited; overtime: at its time limit."""
+    """Inputs of one generation on the engine's thread.
+
+    Attributes:
+        room: most tokens to generate.
+        begin: called when the thread starts the generation.
+        over: set when the result is no longer awaited.
+        overtime: set at the generation's time limit.
+    """
 
     prompt_ids: npt.NDArray[np.int32]
     sampling: Sampling
@@ -214,7 +221,7 @@ class _Draw:
     overtime: threading.Event
 
     def may_continue(self, ids: Sequence[int]) -> bool:
-        """Return whether another token follows these. There is at least one, unless nobody waits."""
+        """Return whether to sample a token after `ids`. The first one is always sampled, unless the result is no longer awaited."""
         if self.over.is_set() or len(ids) >= self.room:
             return False
         return not ids or not (self.overtime.is_set() or ids[-1] in self.end_ids or self.is_matched(ids))
@@ -226,7 +233,7 @@ class _Draw:
 
 
 class _AdaptedModel:
-    """A base model whose linear layers add the active adapter's matrices. Used by one thread only."""
+    """A base model whose linear layers, except the head, add the outputs of the active adapter. Used by one thread only."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         self._model = load_base_model(folder, dtype)

@@ -1,4 +1,4 @@
-"""Metrics of a replica besides those of its report. Pure."""
+"""Prometheus metrics of a rollout replica besides those of its report (`metrics.of_report`). Pure."""
 
 from collections.abc import Sized
 
@@ -9,7 +9,7 @@ from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
 def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
-    """Return the metrics of adapter versions. verified: those that may be served."""
+    """Return the metrics of adapter versions. verified: the versions that may be served. slots: number of adapter slots."""
     return [
         Sample("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", slots),
         Sample("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", len(verified)),
@@ -21,7 +21,7 @@ def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
 
 
 def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
-    """Return the metrics of requests that wait. turns_waiting: generated turns that the stream has no room for."""
+    """Return the metrics of requests and turns that wait. turns_waiting: number of generated turns that the full stream has no room for."""
     reserved = limiter.budget.num_reserved
     return [
         Sample("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", limiter.num_waiting),
@@ -31,7 +31,7 @@ def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
 
 
 def of_engine(counts: EngineCounts, kv_tokens: int, restarts: int) -> list[Sample]:
-    """Return the metrics of the engine, and of its own queue and cache, which ours (`RequestLimiter`) should keep unused."""
+    """Return the metrics of the engine. Its own queue should stay empty, and it should preempt nothing, thanks to `RequestLimiter`."""
     name = "marlaas_rollout_engine"
     return [
         Sample("marlaas_rollout_kv_tokens", "gauge", "Tokens that fit into the KV cache.", kv_tokens),

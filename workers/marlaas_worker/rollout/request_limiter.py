@@ -1,4 +1,4 @@
-"""Requests wait here for a place in the engine: by tenant and weight, job and agent (`fair_queue`). No engine and no I/O."""
+"""Limits the requests in the engine. Others wait in a fair queue over tenants, jobs and agents (`fair_queue`). No engine and no I/O."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,10 @@ from marlaas_worker.rollout.kv_budget import KvBudget, Place, PrefillShares
 
 @dataclass(slots=True, eq=False)
 class _Entry:
-    """A request that waits for a place or has one. num_prompt: prompt tokens that the engine has to compute for it."""
+    """A request that waits for a place or has one.
+
+    num_prompt: prompt tokens that the engine has yet to compute for it. granted: resolves when the request gets a place.
+    """
 
     account: Account
     num_prompt: int
@@ -22,16 +25,22 @@ class _Entry:
 
 
 class RequestLimiter:
-    """Requests in the engine: as many as its batch and its KV cache hold. Room goes to tenants by weight, then to jobs, then to agents.
+    """Admits as many requests as the engine's batch and KV cache hold. Room goes to tenants by weight, then to jobs, then to agents.
 
-    The engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's prefix
-    cache, and generated tokens. A request that does not fit may be passed by others, for at most one KV cache of tokens.
-    The credit of all tenants is also one KV cache of tokens: a tenant whose episodes have all waited for tools may then fill its
-    share of the batch at once.
+    Requests wait here because the engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's
+    prefix cache, and generated tokens. A request that does not fit may be passed by others, for at most one KV cache of tokens.
+    The credit of all tenants together is also one KV cache of tokens. So a tenant whose episodes have all waited for tools may
+    afterwards fill its share of the batch at once.
+
+    Args:
+        max_seqs: most requests in the engine.
+        clock: seconds; None: `time.monotonic`.
+        kv_tokens: as in `set_kv_tokens`.
 
     Attributes:
-        episodes: the open ones, for which tenants keep their credit.
-        prefill: prompts that the engine computes now.
+        budget: the tokens that the requests in the engine reserve.
+        episodes: the open episodes, for which tenants keep their credit.
+        prefill: prompt tokens in the engine that it has not computed yet.
     """
 
     def __init__(self, max_seqs: int, clock: Callable[[], float] | None = None, kv_tokens: int = 0) -> None:
@@ -57,19 +66,20 @@ class RequestLimiter:
         self._queue.max_passed = self._queue.max_credit = self.budget.kv_tokens
 
     def usage(self, tenant: str) -> float:
-        """Return the tokens that a tenant has used, divided by its weight; of an idle tenant, what it would begin with."""
+        """Return the tokens that a tenant has used, divided by its weight; for an idle tenant, the usage with which it would begin."""
         return self._queue.usage(tenant)
 
     def charge(self, tenant: str, num_tokens: float) -> None:
-        """Add what a tenant has used on another replica. It counts if the tenant has open episodes here."""
+        """Add tokens that a tenant has used on another replica. They count only if the tenant has open episodes here."""
         self._queue.charge((tenant,), num_tokens)
 
     @contextlib.asynccontextmanager
     async def place(self, account: Account, num_prompt: int, output: int, kv_tokens: int = 0) -> AsyncIterator[Place]:
-        """Wait for a place, and hold it while the context is open. Its `cost` then replaces the estimate, in tokens.
+        """Wait for a place, and hold it while the context is open. At the end, `Place.cost`, set by the caller, replaces the estimate.
 
         Args:
-            num_prompt, output: expected tokens of the prompt outside the prefix cache, and of the output.
+            num_prompt: expected tokens of the prompt outside the prefix cache.
+            output: expected tokens of the output.
             kv_tokens: expected length of the request's context at its end.
         """
         entry = _Entry(account, num_prompt, asyncio.get_running_loop().create_future())
@@ -94,7 +104,7 @@ class RequestLimiter:
 
     @contextlib.asynccontextmanager
     async def alone(self, account: Account) -> AsyncIterator[Place]:
-        """Wait until no request is in the engine, and admit none while the context is open. Its cost is charged at the end."""
+        """Wait until no request is in the engine, and admit no other while the context is open. At the end, charge `Place.cost`."""
         async with self._lone:
             self._is_closed = True
             place = Place()
@@ -123,7 +133,7 @@ class RequestLimiter:
             ticket.item.granted.set_result(None)
 
     def _begin(self, entry: _Entry) -> None:
-        """Note that a request's prompt has been computed. May be repeated."""
+        """Note that a request's prompt has been computed. Later calls for the same request do nothing."""
         if entry.num_prompt:
             self.prefill.add(entry.account.tenant, -entry.num_prompt)
             entry.num_prompt = 0

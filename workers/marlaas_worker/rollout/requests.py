@@ -1,12 +1,12 @@
 """Generation requests of this replica: accept, send heartbeats, answer or fail.
 
-A request waits until its deadline. Each `keep` message of its sandbox starts the deadline anew; a request
-without one is dropped. The engine ends a turn at the job's time limit, with the tokens that it has. The sandbox
-judges from the heartbeats whether a turn takes much longer than that.
+A request that is not answered by its deadline fails. Each `keep` message of its sandbox restarts the deadline. The
+engine ends a turn at the job's time limit, with the tokens that it has. The sandbox judges from the heartbeats
+whether a turn takes much longer than that.
 
 A request is identified by job, agent, episode, turn number, and a hash of its content. A duplicate of a running
-request joins it. For `REMEMBERED_S` after the end, a duplicate gets the same answer. Later duplicates are
-answered from the turns stream (`generation`), which also refuses a request of the same name with other content.
+request joins it. For `REMEMBERED_S` after the end, a duplicate gets the same answer. `generation` answers later
+duplicates from the turns stream, and refuses a request of the same name with other content.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ REMEMBERED_S = 300.0
 MAX_INBOXES = 16
 _ANSWER_OBJECT_BYTES = 512
 MAX_CHARACTERS = 64 << 20
-"""Most characters of request text that one job may have in progress, and so at most 8,192 requests."""
+"""Characters of requests (`_size`) that one job may have in progress. Each request counts _REQUEST_CHARACTERS or more: about 8,192 fit."""
 _REQUEST_CHARACTERS = 8192
-"""Memory of a request besides its text, in characters: its message, its task and what that waits for."""
+"""Memory of a request besides its text, in characters: its message object, its asyncio task, and the objects that the task waits on."""
 _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable, Unreadable)
-"""Errors of the platform: the reply has `waits`. Every other error is a failure of the turn itself."""
+"""Errors that the platform causes: the reply to one sets `waits`. Every other error is a failure of the turn itself."""
 _log = logging.getLogger(__name__)
 
 Play = Callable[[GenerateRequest, RequestStage], Awaitable[Turn]]
@@ -55,6 +55,8 @@ class _ActiveRequest:
     Attributes:
         until: latest deadline of all duplicates, on the loop's clock.
         inboxes: reply subjects of all duplicates, the latest last.
+        task: plays the turn and sends the answer.
+        timeout: ends the task at `until`; None until the task has started.
     """
 
     key: RequestKey
@@ -67,9 +69,14 @@ class _ActiveRequest:
 
 
 class Requests:
-    """All requests of this replica.
+    """All requests of this replica, and the heartbeats and answers to them.
 
-    tasks: owns the tasks of the requests in progress. closed: whether new requests are refused.
+    Args:
+        play: plays a turn, updates the request's stage, and returns the turn's record (`Generation.play`).
+        tasks: owns the tasks of the requests in progress.
+
+    Attributes:
+        closed: whether new requests are refused.
     """
 
     def __init__(self, context: RoleContext, jobs: ServedJobs, play: Play, tasks: asyncio.TaskGroup) -> None:
@@ -86,7 +93,7 @@ class Requests:
         self.closed = False
 
     async def accept(self, request: GenerateRequest, inbox: str) -> None:
-        """Start a request, join a running duplicate, send the known answer, or refuse. Returns once the reply was sent."""
+        """Start a request, join it to a running duplicate, send the known answer, or refuse it. Returns once a reply was sent to `inbox`."""
         key, now = _key_of(request), _clock()
         if (answer := self._known_answer(request, key, now)) is not None:
             await self._send(inbox, answer)
@@ -115,7 +122,13 @@ class Requests:
             _extend_deadline(active, active.request.deadline_s)
 
     async def cancel_others(self, admitted: Collection[JobRef]) -> None:
-        """Cancel the requests of jobs that are not admitted any more. No replica hears their sandboxes."""
+        """Cancel the requests of jobs that are not admitted any more, and answer that they may be sent again.
+
+        Replicas unsubscribe from the subjects of such jobs, so `cancel` and `keep` messages of their sandboxes no longer arrive.
+
+        Args:
+            admitted: the jobs whose requests go on.
+        """
         for active in [one for one in self._active.values() if one.request.ref not in admitted]:
             await self._stop(active, f"job {active.request.ref} is not admitted any more")
 
@@ -233,7 +246,7 @@ class Requests:
         await self._idle.wait()
 
     async def _stop(self, active: _ActiveRequest, why: str) -> None:
-        """Cancel the request, and answer that it may be sent again."""
+        """Cancel a request, and answer that it may be sent again. why: the error text."""
         self._abort(active)
         await self._send_to_all(active, self._retry_elsewhere(active.request, why))
 
@@ -280,14 +293,17 @@ class Requests:
 
 
 def _extend_deadline(active: _ActiveRequest, deadline_s: float) -> None:
-    """Extend a request's deadline to `deadline_s` from now, unless it is later, or has passed: its sandbox then asks again."""
+    """Extend a request's deadline to `deadline_s` seconds from now, unless it is later already.
+
+    A deadline that has passed is not extended: the request fails, and its sandbox sends it again.
+    """
     active.until = max(active.until, _clock() + min(deadline_s, MAX_DEADLINE_S))
     if active.timeout is not None and not active.timeout.expired():
         active.timeout.reschedule(active.until)
 
 
 def _size(request: GenerateRequest) -> int:
-    """Return the memory of a request in characters."""
+    """Return the approximate memory of a request, in characters."""
     given = () if request.demonstration is None else (request.demonstration,)
     return _REQUEST_CHARACTERS + num_characters(request.append, request.tools) + num_characters(given, None)
 

@@ -1,7 +1,7 @@
-"""A teacher's scores of a student's conversation: token ids of segments from recorded turns, and the record of their logprobs. Pure.
+"""A teacher's scores of a student's conversation: the ids to score, from recorded turns, and the record of their logprobs. Pure.
 
-The ids are those that the student's engine was given and has sampled; no text is tokenized. Each segment is one context, so a conversation
-is scored in one forward pass for each, after its last turn.
+The ids are those that were fed to the student's engine and sampled by it; no text is tokenized. Each segment of a conversation is one
+context. So after the last turn, a conversation is scored in one forward pass per segment.
 """
 
 from collections.abc import Sequence
@@ -25,17 +25,17 @@ class OtherVocabulary(BadAppend):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One segment of a conversation. ids: int32 [T]. generated: bool [T]."""
+    """One segment of a conversation. ids: prompts and outputs, int32 [T]. generated: which ids the student sampled, bool [T]."""
 
     ids: Ids
     generated: npt.NDArray[np.bool_]
 
     def prompt(self, max_model_len: int) -> Prompt:
-        """Return the ids to give to an engine: as many as leave room for the one token that engines generate beside a score."""
+        """Return the segment as an engine's prompt, cut to max_model_len - 1 ids: engines generate one token with a score."""
         return Prompt(Draft(None, "", "", "", opens_segment=True), NO_IDS, self.ids[: max_model_len - 1])
 
     def of_generated(self, logprobs: Sequence[float]) -> npt.NDArray[np.float32]:
-        """Return the logprobs of the generated ids. logprobs: of ids 1.., as far as they are known; NaN stands for the others."""
+        """Return the logprobs of the generated ids, float32; NaN if unknown. logprobs: of ids 1, 2, … of the segment, as far as known."""
         known = np.full(len(self.ids), np.nan, np.float32)
         known[1 : 1 + len(logprobs)] = logprobs
         return known[self.generated]
@@ -62,7 +62,7 @@ def _segment(turns: Sequence[Turn]) -> Scored:
 
 
 def require_vocabulary(lineage: Sequence[Turn], own: str, teacher: str) -> None:
-    """Raise OtherVocabulary unless the turns' ids are of this vocabulary. own: its digest."""
+    """Raise OtherVocabulary unless the ids of all turns are of the teacher's vocabulary. own: its digest. teacher: the agent's name."""
     for turn in lineage:
         if turn.vocabulary != own:
             raise OtherVocabulary(
@@ -75,7 +75,7 @@ def require_vocabulary(lineage: Sequence[Turn], own: str, teacher: str) -> None:
 def score_record(
     request: GenerateRequest, adapter: AdapterRef, found: Sequence[tuple[Scored, Drawn]], replica: str, at: float
 ) -> Turn:
-    """Return the record of a conversation's scores. found: its segments with the engine's answers. at: now, in unix seconds."""
+    """Return the turn that records a conversation's scores. found: its segments with the engine's results. at: now, in unix seconds."""
     drawn = [one for _, one in found]
     logprobs = [scored.of_generated(one.completion.logprobs) for scored, one in found]
     return Turn(

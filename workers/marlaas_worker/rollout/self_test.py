@@ -1,13 +1,13 @@
-"""Self-test of an engine at every start and restart: each slot must be applied, and to its own rows only.
+"""Self-test of an engine at every start and restart: each slot's adapter must be applied, and to its own rows only.
 
 A digest shows the content of a slot, not that a forward pass uses it. The probes do not show it either: after a
 small optimizer step, the effect of the adapter is less than rounding. So the test loads a large random adapter
-into each slot in turn, with an adapter of zeros in all others. It must shift the logprobs of the calibration's
-probes as the trainer has computed.
+into each slot in turn, with an adapter of zeros in all others. The large adapter must shift the logprobs of the
+calibration's probes as it does in the trainer.
 
 Scoring is one pass over a prompt. Generation runs other kernels, on a GPU from recorded graphs. So each slot also
-generates, and the engine's scores of the generated tokens must agree with the logprobs that it reported. This compiles
-those kernels, too, before the first turn needs them.
+generates, and the engine's scores of the generated tokens must agree with the logprobs that it reported. This also
+compiles the kernels of generation before the first turn needs them.
 """
 
 import asyncio
@@ -40,10 +40,11 @@ from marlaas_worker.calibration import (
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed, Sampling
 
 NUM_GENERATED = 8
-"""Tokens that a slot generates, after as many of a probe's."""
+"""Most tokens that a slot generates in one try, after a prompt of as many tokens of a probe."""
 _TRIES = 3
 _FEW_TOKENS = 3.0
-"""Factor of the tolerance, which is of a mean over hundreds of tokens. Another adapter differs by ten tolerances or more."""
+"""Multiple of the tolerance that is allowed for generated tokens, because the tolerance is for a mean over hundreds of tokens. Another
+adapter's logprobs differ by ten tolerances or more."""
 _log = logging.getLogger(__name__)
 
 Scores = npt.NDArray[np.float32]
@@ -55,7 +56,10 @@ class SelfTestFailed(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The trainer's logprobs of all probes, under an adapter of zeros and under the large one, with their tolerances."""
+    """The trainer's logprobs of all probes, float32 [T], under an adapter of zeros and under the large one.
+
+    The tolerances are the largest mean |difference| of the engine's logprobs from them.
+    """
 
     zero: Scores
     large: Scores
@@ -64,7 +68,7 @@ class Expected:
 
 
 def judge(expected: Expected, zero: Scores, large: Scores) -> str:
-    """Return why the engine's logprobs under the two adapters are wrong; empty if they are right."""
+    """Return why the engine's logprobs of the probes under the two adapters are wrong; empty if they are right."""
     gap = mean_gap(zero, expected.zero)
     if not gap <= expected.zero_tolerance:
         return (
@@ -97,8 +101,8 @@ def judge_generated(scored: Scores, reported: Scores, tolerance: float) -> str:
 class EngineSelfTest:
     """Tests an empty engine slot by slot, and leaves it empty.
 
-    Attributes:
-        folder: for the files of the two test adapters.
+    Args:
+        folder: for the files of the two test adapters; removed after a test.
         numbers: source of unused slot numbers.
     """
 
@@ -155,7 +159,7 @@ class EngineSelfTest:
             (folder / filename).write_bytes(data)
 
     async def _test_slots(self, engine: Engine) -> Scores:
-        """Test each slot in turn, and return the scores under an adapter of zeros in all of them.
+        """Test each slot in turn, and return the logprobs of the probes with an adapter of zeros in all slots.
 
         An engine loads an adapter into its first free slot. So after one zero adapter is unloaded, the next
         load goes into the slot under test.

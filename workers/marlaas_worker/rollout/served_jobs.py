@@ -11,19 +11,19 @@ from marlaas_worker.rollout.conversation import Conversation
 from marlaas_worker.rollout.kv_budget import RecentOutputs
 
 GONE_S = 60.0
-"""A job's totals are reported until its document has been gone for so long, so that others read the last ones."""
+"""Seconds for which a job's totals are reported after its document is gone, so that the orchestrator reads the last ones."""
 
 
 @dataclass(slots=True)
 class EngineUse:
-    """Generated tokens and engine time since the role's start. num_requests: those that were charged."""
+    """Generated tokens, and share of the engine's time, since the role's start. num_requests: requests that were charged."""
 
     num_requests: int = 0
     tokens: int = 0
     engine_s: float = 0.0
 
     def add(self, tokens: int, engine_s: float) -> None:
-        """Add the use of a request."""
+        """Add the generated tokens and the engine time of a request."""
         self.num_requests += 1
         self.tokens += tokens
         self.engine_s += engine_s
@@ -67,13 +67,13 @@ class ServedJob:
 
     Attributes:
         ref: the job.
-        used: of its requests. preempted: the part of generations that were cancelled after a preemption of the job.
+        used: by its requests. preempted: of that, by the generations that were cancelled after a preemption of the job.
         turn_bytes: bytes that this replica has added to the turns stream.
         outputs: lengths of its last outputs.
-        pins: versions of groups, by the name under which the agent is pinned, and the group.
+        pins: pinned versions, by the name under which the agent is pinned, and the group.
         manifests: of its agents' versions, by sha256.
         histories: conversations by agent, episode and number of the last turn; no agent continues another agent's.
-        answers: when requests were answered, and with which message, by the key of the request.
+        answers: time (loop's clock) and encoded message of each answer, by the key of the request.
         agents: its agents with their versions in the engine, by name.
         failures: failures of the engine, by the sha256 of the prompt.
         is_warned: whether the job has received the warnings about its chat template.
@@ -96,18 +96,18 @@ class ServedJob:
         self.gone_at: float | None = None
 
     def slot_s(self, now: float) -> dict[str, float]:
-        """Return the seconds for which the versions of each agent had slots, by name; without those that had none."""
+        """Return the seconds for which each agent's versions had slots, by the agent's name. Agents without slot seconds are left out."""
         totals = ((name, agent.slot_s(now)) for name, agent in self.agents.items())
         return {name: seconds for name, seconds in totals if seconds}
 
     def clear_caches(self) -> None:
-        """Give back the bytes of the caches that all jobs share."""
+        """Empty the job's caches, so that they take nothing of the bounds that all jobs share."""
         for cache in (self.pins, self.manifests, self.histories, self.answers, self.failures):
             cache.clear()
 
 
 class ServedJobs:
-    """The jobs of which this replica keeps something: those that it serves, and others for `GONE_S` after their document is gone."""
+    """What this replica keeps of each job, until the job's document has been gone for `GONE_S`."""
 
     def __init__(self) -> None:
         self.bounds = CacheBounds()
@@ -124,13 +124,13 @@ class ServedJobs:
         return self._jobs.get(ref)
 
     def of(self, ref: JobRef) -> ServedJob:
-        """Return a job that is known to exist; it is created at its first use."""
+        """Return what is kept of a job that is known to exist; create it at the first use."""
         if (found := self._jobs.get(ref)) is None:
             found = self._jobs[ref] = ServedJob(ref, self.bounds)
         return found
 
     def agent(self, ref: AgentRef) -> ServedAgent:
-        """Return an agent of a job that is known to exist."""
+        """Return what is kept of an agent of a job that is known to exist; create it at the first use."""
         agents = self.of(ref.job).agents
         if (found := agents.get(ref.name)) is None:
             found = agents[ref.name] = ServedAgent(ref)
@@ -143,7 +143,7 @@ class ServedJobs:
     def drop_gone(self, present: Collection[JobRef], now: float) -> list[ServedJob]:
         """Drop the jobs whose document has been gone for `GONE_S`, and return them. present: jobs that have a document.
 
-        A request that ends late may create a job anew, which is dropped in the same way.
+        A request that ends late may create the entry of a dropped job again. That entry is dropped in the same way.
         """
         for job in self:
             gone_at = now if job.gone_at is None else job.gone_at

@@ -65,7 +65,7 @@ def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int
 async def serve_engine(
     context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine, agents_per_slot: int = 1
 ) -> None:
-    """Start the given engine, serve a pool with it until the role is stopped, and stop it."""
+    """Start the given engine, serve a pool with it until the role is stopped, and stop it. agents_per_slot: the pool's, for reports."""
     try:
         async with asyncio.TaskGroup() as tasks:
             rollout = _Rollout(context, pool, tokenizer, engine, tasks)
@@ -165,7 +165,7 @@ class _Rollout:
             self._background.append(self._tasks.create_task(work, name=name))
 
     async def _steer(self) -> None:
-        """Apply changes of the jobs: preload their newest versions, and subscribe to their requests."""
+        """Apply changes of jobs, until cancelled: subscribe to their requests, cancel those of others, and preload their newest versions."""
         try:
             while True:
                 self._changed.clear()
@@ -182,7 +182,7 @@ class _Rollout:
             await self._reception.close()
 
     def _share_cpu(self, num_agents: int) -> None:
-        """Set the CPU share of this session, which is the engine's. num_agents: those that this replica serves."""
+        """Set the CPU share of this process's session, which contains the engine. num_agents: number of agents that this replica serves."""
         if self._context.shares_cpu:
             set_share(os.getpid(), engine_share(num_agents, self._engine.limits.slots))
 
@@ -195,7 +195,7 @@ class _Rollout:
             _log.warning("cannot subscribe to the requests of all jobs: %s", error)
 
     async def _warn(self, documents: Collection[JobDocument]) -> None:
-        """Emit warnings about the jobs' chat templates. A refused template fails the job's first turn, with the reason."""
+        """Emit warnings about jobs' chat templates, once per job. A refused template gets no warning: the first turn fails with the reason."""
         for document in documents:
             job = self._jobs.of(document.ref)
             with contextlib.suppress(NoChatTemplate):

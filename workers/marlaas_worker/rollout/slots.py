@@ -1,7 +1,7 @@
-"""The engine's slots as the rollout role sees them, and the requests that run on the versions in them or wait for others. No engine and no I/O.
+"""The engine's slots as the rollout role records them, and the requests that run on a version or wait for one. No engine and no I/O.
 
 A request waits for its version here (`ProvenVersions.queue`), and holds it while it runs (`ProvenVersions.hold`). `paging`
-decides which versions are loaded and evicted, and `versions` does it.
+decides which versions are loaded and evicted, and `versions` carries that out.
 
 Invariants: never more versions than slots; a version in use is never evicted; a slot number is never reused, so each load of a
 version has its own number.
@@ -22,15 +22,15 @@ from marlaas_worker.rollout.served_jobs import ServedJobs
 
 
 class ProvenVersions:
-    """The versions that requests may use now, and the requests that wait for others.
+    """The versions that requests may use now, and the requests that wait for a version.
 
-    numbers: source of slot numbers, which is shared with other users of the same engine.
+    numbers: source of slot numbers, shared with all others that load adapters into the same engine.
 
     Attributes:
         resident: the versions that have a slot, in the order of their loads.
         waiting: the versions that requests wait for, in the order of the first request.
-        served: the agents that are served, and have a committed version.
-        is_short: whether a version that requests wait for, or will soon, has no slot.
+        served: the agents that are served and have a committed version.
+        is_short: whether a version has no slot although requests wait for it, or will soon (`PagePlan.is_short`).
         wake: set when a request or a new version needs a change of the slots.
     """
 
@@ -56,15 +56,15 @@ class ProvenVersions:
         return sum(one.waiting.num for one in self.waiting.values() if one.waiting is not None)
 
     def version(self, adapter: AdapterRef) -> Version:
-        """Return a version of an agent that is known to exist."""
+        """Return the object of a version, created if there is none. Its agent must be known to exist."""
         return self.resident.get(adapter) or self._jobs.agent(adapter.agent_ref).version(adapter)
 
     @asynccontextmanager
     async def queue(self, adapter: AdapterRef, tenant: str) -> AsyncIterator[None]:
-        """Wait until a version is served. The request waits for a place in the engine while the context is open.
+        """Wait until a version takes new requests. While the context is open, the request counts in `Slot.num_queued`.
 
-        Then it has to `hold` the version, which may have lost its slot meanwhile: the request does not prevent that.
-        Raises VersionRefused.
+        The caller waits for a place in the engine inside the context, and then calls `hold`. Meanwhile the version may lose its slot,
+        because a queued request does not prevent an eviction. tenant: of the request. Raises VersionRefused.
         """
         self._jobs.agent(adapter.agent_ref).tenant = tenant
         while (version := self.version(adapter)).state is not VersionState.PROVEN:
@@ -80,7 +80,7 @@ class ProvenVersions:
 
     @contextmanager
     def hold(self, adapter: AdapterRef) -> Iterator[Slot | None]:
-        """Prevent a version's unloading while the context is open; None if it has to be waited for (`queue`)."""
+        """Yield a version's slot, and prevent its unloading while the context is open; yield None if the caller must `queue` again."""
         version = self.resident.get(adapter)
         if version is None or version.state not in (VersionState.PROVEN, VersionState.YIELDING):
             yield None
@@ -100,7 +100,7 @@ class ProvenVersions:
                 self.wake.set()
 
     async def _wait(self, version: Version, tenant: str) -> None:
-        """Return when the version is served, or has to be looked at again. Raises VersionRefused if it is refused already."""
+        """Wait until the version takes requests or its state must be checked again. Raises VersionRefused if it is refused already."""
         version.raise_refusal()
         if version.waiting is None:
             version.waiting = Waiting(Wait(version.name, tenant, time.monotonic()))
@@ -166,7 +166,7 @@ class ProvenVersions:
         return version.slot
 
     def add(self, version: Version, manifest: Manifest) -> None:
-        """Give a version that was loaded and proven to its requests."""
+        """Mark a version as proven after its load, and wake the requests that wait for it."""
         assert version.slot is not None
         version.slot.manifest = manifest
         version.state = VersionState.PROVEN
@@ -177,7 +177,7 @@ class ProvenVersions:
         self.wake.set()
 
     def remove(self, version: Version, state: VersionState, now: float) -> None:
-        """Stop giving a version to requests, and free its slot. Raises LoadFailed while it is in use. state: its new one."""
+        """Stop giving a version to requests, free its slot, and set its new state. Raises LoadFailed while requests run on it."""
         if version.slot is not None and version.slot.num_running:
             raise LoadFailed(f"{version.name} still runs {version.slot.num_running} requests")
         version.free_slot(now)
@@ -187,7 +187,7 @@ class ProvenVersions:
             self._wake(version)
 
     def clear(self, now: float) -> None:
-        """Remove all versions and refusals, after the engine has stopped. Requests that wait go on waiting."""
+        """Free all slots and forget all failed loads and refusals, after the engine has stopped. Requests that wait go on waiting."""
         for agent in self._jobs.agents():
             agent.restart()
             for version in agent.versions.values():
@@ -197,9 +197,11 @@ class ProvenVersions:
         self.resident.clear()
 
     def yield_slots(self, yielding: Collection[str], revoked: Collection[str] = ()) -> None:
-        """Set the versions that take no new requests for now, and wake the requests of the others.
+        """Set which versions take no new requests for now, and wake the requests that wait for a version that takes them again.
 
-        revoked: those of them that do not serve the requests in the engine's queue either.
+        Args:
+            yielding: engine names of the versions that take no new requests.
+            revoked: of those, the ones that refuse also the requests that wait for a place in the engine.
         """
         for version in self.resident.values():
             if version.is_ready:
@@ -210,7 +212,7 @@ class ProvenVersions:
                 self._notify()
 
     def _wake(self, version: Version) -> None:
-        """Wake the requests that wait for a version, so that they look at it again."""
+        """Wake the requests that wait for a version, so that they check its state again."""
         self.waiting.pop(version.adapter, None)
         version.wake()
 

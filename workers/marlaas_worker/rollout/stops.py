@@ -1,7 +1,7 @@
-"""Ends of replies that a job or a request adds: strings, found on the text of the sampled tokens, and tokens.
+"""Ends of replies that a job or a request adds: stop strings, searched in the text of the sampled tokens, and stop tokens.
 
-A reply ends with the token that completes a string. All tokens up to it are recorded and trained; whether a token is sampled
-depends only on those before it, so their distribution is the policy's.
+A reply ends with the token that completes a stop string. That token and all before it are recorded and trained. Whether a token is
+sampled depends only on the tokens before it, so the recorded tokens have the policy's distribution.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,24 +12,24 @@ from marlaas_api.messages import GenerateRequest
 from marlaas_api.messages.job_spec import SamplingSettings
 
 _MARGIN = 8
-"""Tokens before the longest match: some tokenizers drop a space at the beginning of a text."""
+"""Tokens that are decoded before the longest possible match, because some tokenizers drop a space at the beginning of a text."""
 
 
 class WritingTokenizer(Protocol):
-    """A tokenizer that writes every token out."""
+    """A tokenizer that keeps special tokens in its texts."""
 
     def raw(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
         ...
 
     def special_id(self, text: str) -> int | None:
-        """Return the id of a special token; None if the text is none."""
+        """Return the id of the special token with this text; None if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Strings of which each ends a reply. raw: returns the text of tokens, special ones included."""
+    """Stop strings: each ends a reply. raw: returns the text of ids, special tokens included."""
 
     texts: tuple[str, ...]
     raw: Callable[[Sequence[int]], str]
@@ -40,9 +40,9 @@ class Stops:
         object.__setattr__(self, "_window", longest + _MARGIN)  # every token has at least one byte
 
     def end(self, ids: Sequence[int], checked: int = 0) -> int | None:
-        """Return the length of the shortest beginning of a reply whose text contains a string; None if there is none.
+        """Return how many of a reply's ids form its shortest beginning with a stop string; None if the reply contains no stop string.
 
-        checked: length of the beginning that is known to contain none.
+        checked: number of ids at the beginning that are known to contain none.
         """
         for length in range(checked + 1, len(ids) + 1):
             text = self.raw(ids[max(0, length - self._window) : length])
@@ -54,9 +54,9 @@ class Stops:
 def stops_of(
     tokenizer: WritingTokenizer, rollout: SamplingSettings, request: GenerateRequest
 ) -> tuple[Stops | None, frozenset[int]]:
-    """Return the strings and the tokens that end a request's reply, beside the model's end tokens.
+    """Return the stop strings (None without any) and the stop tokens of a request's reply, beside the model's end tokens.
 
-    A string that is a special token of the tokenizer is that token, too.
+    If a stop string is the text of a special token, the id of that token is among the stop tokens, too.
     """
     texts = tuple(dict.fromkeys((*rollout.stop, *request.stop)))
     special = [number for text in texts if (number := tokenizer.special_id(text)) is not None]

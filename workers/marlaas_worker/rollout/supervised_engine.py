@@ -1,7 +1,7 @@
 """The engine as the role uses it: restarted after each failure (an exit or a hang), and tested at each start.
 
-From the failure until the next incarnation serves, its calls raise EngineDown. Adapters and slots are lost with an
-incarnation.
+From a failure until the next incarnation serves, the engine's calls raise EngineDown. All loaded adapters are lost with
+an incarnation.
 """
 
 import asyncio
@@ -41,12 +41,14 @@ class SupervisedEngine:
     """An `engine.Engine` that is tested at each start and restarted after a failure.
 
     Args:
-        test: must pass before an incarnation serves.
-        engine_stopped, engine_restarted: called with the reason after each failure, and after each restart.
+        test: called with the engine at each start; if the test raises, the incarnation does not serve.
+        engine_stopped: called after each failure, with its reason.
+        engine_restarted: called after each successful restart.
 
     Attributes:
-        limiter, meter: of the requests to this engine.
-        slot_numbers: for every adapter that is ever loaded into this engine.
+        limiter, meter: of the requests to this engine; shared by all its incarnations.
+        slot_numbers: source of `LoadedAdapter.slot_id` for every load into this engine.
+        up: whether the engine serves.
         incarnation, restarts: number of failures, and of successful restarts.
     """
 
@@ -119,7 +121,7 @@ class SupervisedEngine:
         return self.up and await self._engine.healthy()
 
     def report(self, incarnation: int, reason: str) -> None:
-        """Report that an incarnation has failed. A report about an earlier incarnation is ignored."""
+        """Report that an incarnation has failed, so that the engine is restarted. Ignored if it is over already, or the engine is not up."""
         if incarnation != self.incarnation or not self.up:
             return
         _log.error("the engine failed and is restarted: %s", reason)
@@ -135,7 +137,7 @@ class SupervisedEngine:
             group.create_task(self._restart_after_failures(), name="engine restart")
 
     async def _admit(self) -> None:
-        """Test a new incarnation, and let requests use it."""
+        """Test a new incarnation, set the limiter to its sizes, and let requests use it."""
         async with background(self._check_tested()):
             await self._test(self._engine)
         self.limiter.set_kv_tokens(self._engine.limits.kv_tokens)
@@ -143,7 +145,7 @@ class SupervisedEngine:
         self.up = True
 
     async def _check_tested(self) -> None:
-        """Check the engine's health while it is tested. If it hangs, the test's pending calls then raise EngineDown."""
+        """Check the engine's health while it is tested. A failed check makes the pending calls of the test raise EngineDown."""
         is_healthy = True
         while is_healthy:
             await asyncio.sleep(HEALTH_CHECK_S)

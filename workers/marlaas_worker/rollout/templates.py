@@ -1,8 +1,8 @@
-"""Warns if a chat template rewrites its past, or writes no header for a reply.
+"""Warns if a chat template rewrites earlier turns, or writes no header for a reply.
 
-Each turn after a rewrite opens a new segment, which costs a prefill and training time. Correct tokens do
-not depend on this warning: every turn is checked in `conversation`. The warning is for people. It tries a few
-typical replies, so it may miss a template that rewrites the past after other replies.
+Each turn after a rewrite opens a new segment, which costs a prefill and training time. The warning is for people:
+tokens are correct without it, because `conversation` checks every turn. The check tries a few typical replies, so it
+may miss a template that rewrites earlier turns after other replies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ _USER = (ChatMessage(role="user", content="two and two?"),)
 
 
 class EndingTokenizer(ReadingTokenizer, Protocol):
-    """A tokenizer that knows the end tokens of replies."""
+    """Tokenizer interface of the rollout role, with the end tokens of replies. Implemented by `tokenizer.PretrainedTokenizer`."""
 
     @property
     def end_ids(self) -> frozenset[int]: ...
 
     @property
     def vocabulary(self) -> str:
-        """Digest of the tokens with their ids. Where two tokenizers have the same, ids mean the same texts."""
+        """Digest of all tokens and their ids. If two tokenizers have the same digest, an id means the same text in both."""
         ...
 
     def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
@@ -44,12 +44,12 @@ class EndingTokenizer(ReadingTokenizer, Protocol):
         ...
 
     def for_job(self, template: ChatTemplateSettings) -> "EndingTokenizer":
-        """Return the tokenizer with a job's chat template, where this one has the pool's. Raises InvalidInput."""
+        """Return a copy of this tokenizer, which has the pool's chat template, with a job's template instead. Raises InvalidInput."""
         ...
 
 
 def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
-    """Return descriptions of the replies after which the template rewrites its past; empty without a chat template."""
+    """Return descriptions of the replies after which the template rewrites earlier turns. Empty without a usable template."""
     try:
         ends = sorted(tokenizer.end_ids)
         return tuple(words for words, text in _REPLIES.items() if all(_rewrites(tokenizer, text, end) for end in ends))
@@ -58,14 +58,17 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
 
 
 def warnings(tokenizer: EndingTokenizer) -> Mapping[str, str]:
-    """Return the warnings about a tokenizer's template, by reason."""
+    """Return the warnings about a tokenizer's template, by reason (REASON, NO_PROMPT)."""
     found = rewritten(tokenizer)
     texts = {REASON: _REWRITES.format(", ".join(found)) if found else "", NO_PROMPT: tokenizer.frame.problem}
     return {reason: text for reason, text in texts.items() if text}
 
 
 def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
-    """Return whether the template rewrites the past within two turns: some keep the last reply and rewrite the one before."""
+    """Return whether the template rewrites a reply within two turns. Some keep the last reply, and rewrite the one before it.
+
+    text: the reply. end: id of its end token.
+    """
     conversation = None
     for _ in range(2):
         prompt = extend(tokenizer, conversation, _USER)

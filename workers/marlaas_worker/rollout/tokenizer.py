@@ -23,7 +23,7 @@ from marlaas_worker.rollout.renderers import Renderer
 
 NO_TEMPLATE = "the base model has no chat template: choose a chat model, set `chatTemplate: {name: chatml}`, or have the environment append raw text (`agent.complete`) instead of messages"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Exceptions of a template's own expressions."""
+"""Exceptions that the expressions of a template may raise."""
 _Render = Callable[[Sequence[ChatMessage], Sequence[str]], str]
 _ANY_TOOL = json.dumps(
     {
@@ -34,7 +34,7 @@ _ANY_TOOL = json.dumps(
 
 
 def vocabulary_digest(ids: Mapping[str, int]) -> str:
-    """Return the sha256 of a vocabulary: of its tokens' texts with their ids."""
+    """Return the sha256 (hex) of a vocabulary. ids: by the text of the token."""
     return hashlib.sha256(json.dumps(sorted(ids.items())).encode()).hexdigest()
 
 
@@ -47,12 +47,13 @@ class PretrainedTokenizer:
 
     Attributes:
         frame: what the chat template writes around a reply.
-        ends: the tokens that end a reply, by the places that name them.
+        ends, end_ids: the tokens that end a reply: by the places that name them, and all of them.
         folder: of the model.
-        settings: its chat template.
+        settings: the choice of the chat template that is in effect.
 
     Args:
-        configured: end tokens of the model's configuration.
+        tokenizer: transformers' tokenizer, with the chat template.
+        configured: end tokens that the model's configuration files name.
         kwargs: variables that the template reads.
     """
 
@@ -75,7 +76,7 @@ class PretrainedTokenizer:
         """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable, TemplateUnusable, TemplateRefused.
 
         Args:
-            template: the pool's.
+            template: the pool's choice of a chat template; None: the model's own.
         """
         try:
             own = cls(AutoTokenizer.from_pretrained(model_path), configured_ends(Path(model_path)))
@@ -88,7 +89,7 @@ class PretrainedTokenizer:
         return own
 
     def for_job(self, template: ChatTemplateSettings) -> "PretrainedTokenizer":
-        """Return a tokenizer with the template of a job, where this one has the pool's; both share the vocabulary.
+        """Return a copy of this tokenizer, which has the pool's chat template, with a job's template instead. The vocabulary is the same.
 
         Raises TemplateUnusable, TemplateRefused.
         """
@@ -107,7 +108,7 @@ class PretrainedTokenizer:
         return made
 
     def check_template(self) -> None:
-        """Refuse a template that writes calls or reasoning in a form that is not known. Raises TemplateRefused."""
+        """Raise TemplateRefused if the template writes tool calls or reasoning with special tokens that nothing here parses."""
         self.renderer.check(self._plainly_rendered)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
@@ -181,7 +182,7 @@ class PretrainedTokenizer:
 
     @cached_property
     def renderer(self) -> Renderer:
-        """The renderer of the model family."""
+        """The renderer of the model's family, which parses replies."""
         return Renderer.of(self._tokenizer)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -198,7 +199,7 @@ class PretrainedTokenizer:
         return self.renderer.past(text, before, tools)
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
-        """Read a reply's ids without the end token (`renderers.Renderer.parts`)."""
+        """Parse a reply's ids, without the end token (`renderers.Renderer.parts`)."""
         return self.renderer.parts(ids, before, tools)
 
     def token_text(self, token: int) -> str:
@@ -206,7 +207,7 @@ class PretrainedTokenizer:
 
 
 def _plain(message: ChatMessage) -> dict[str, Any]:
-    """Convert a message for chat templates: tool arguments as an object, absent fields left out."""
+    """Convert a message to the form that chat templates read: tool arguments as an object, absent fields left out."""
     plain: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name is not None:
         plain["name"] = message.name

@@ -1,4 +1,4 @@
-"""The tokenizers of a replica: the pool's, and one for each other chat template that a job of it chooses."""
+"""The tokenizers of a replica: the pool's, and one for each other chat template that a job of the pool chooses."""
 
 import asyncio
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ _NONE = ChatTemplateSettings()
 
 
 class Tokenizers:
-    """Tokenizers by chat template. All share the vocabulary; one is dropped when no job uses its template.
+    """Tokenizers by chat template. All have the same vocabulary. A tokenizer is dropped when no job uses its template.
 
     pool: the tokenizer with the pool's template.
     """
@@ -26,7 +26,7 @@ class Tokenizers:
         return 1 + len(self._made)
 
     async def of(self, document: JobDocument) -> EndingTokenizer:
-        """Return a job's tokenizer. Raises NoChatTemplate if its template does not exist or is refused."""
+        """Return a job's tokenizer. Raises NoChatTemplate if the job's chat template does not exist or is refused."""
         settings = document.spec.rollout.chat_template
         if settings == _NONE:
             return self.pool
@@ -39,14 +39,14 @@ class Tokenizers:
         return self._made.setdefault(settings, made)
 
     async def vocabulary(self) -> str:
-        """Return the digest of the vocabulary."""
+        """Return the digest of the vocabulary (`EndingTokenizer.vocabulary`)."""
         return await asyncio.to_thread(lambda: self.pool.vocabulary)
 
     def further_ends(self, tokenizer: EndingTokenizer) -> frozenset[int]:
-        """Return the end tokens of a job's tokenizer that the engine does not know: it has those of the pool's."""
+        """Return the end tokens of a job's tokenizer that must be sent with a request: the engine knows only those of the pool's tokenizer."""
         return tokenizer.end_ids - self.pool.end_ids
 
     def keep(self, documents: Iterable[JobDocument]) -> None:
-        """Drop the tokenizers of other jobs."""
+        """Drop the tokenizers that none of these jobs uses."""
         used: Collection[ChatTemplateSettings] = {one.spec.rollout.chat_template for one in documents}
         self._made = {settings: one for settings, one in self._made.items() if settings in used}

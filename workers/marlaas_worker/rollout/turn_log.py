@@ -37,11 +37,11 @@ class TurnLost(Permanent):
 
 
 class TurnUnseen(Retryable):
-    """A turn that is to be scored is not on the stream, or not yet on the stream's replica that was read."""
+    """A turn that is to be scored is not recorded, or the replica of the stream that answered does not have it yet."""
 
 
 class TurnLog:
-    """Writes and reads turns; turns above the bus's payload limit go through the blob store."""
+    """Writes turns to the turns stream and reads them; turns above the bus's payload limit go through the blob store."""
 
     def __init__(self, bus: Bus, blobs: Blobs) -> None:
         self._bus = bus
@@ -99,9 +99,9 @@ class TurnLog:
         return turn
 
     async def parent(self, job: ServedJob, request: GenerateRequest, tokenizer: Tokenizer) -> Conversation | None:
-        """Return the conversation that a request continues; None if it begins one. tokenizer: of its job.
+        """Return the conversation that a request continues; None if the request begins one. tokenizer: with the job's chat template.
 
-        Raises RequestRefused (no such turn, or another agent's), and as `find`.
+        Raises RequestRefused (the parent turn is not recorded, or is another agent's), and as `find` and `conversation.restore`.
         """
         if request.parent is None:
             return None
@@ -118,7 +118,7 @@ class TurnLog:
         return conversation
 
     async def scored(self, request: GenerateRequest) -> list[Turn]:
-        """Return the conversation that a request scores, oldest turn first. Raises TurnUnseen, and as `find`."""
+        """Return the turns of the conversation that a request scores, oldest first. Raises TurnUnseen, and as `find`."""
         turns = await self.episode(request.namespace, request.job, request.episode)
         lineage: list[Turn] = []
         following = request.scores
@@ -147,15 +147,15 @@ class TurnLog:
 
 
 def knows_parent(job: ServedJob, request: GenerateRequest) -> bool:
-    """Return whether the request's parent is in memory, or the request has none."""
+    """Return whether the conversation that the request continues is cached, or the request begins one."""
     return request.parent is None or (request.agent, request.episode, request.parent) in job.histories
 
 
 def add_history(job: ServedJob, turn: GenerateRequest | Turn, conversation: Conversation) -> None:
     """Cache the conversation after a turn.
 
-    It replaces the one that it continues, so that an open episode needs one place. If a second turn continues that one
-    nevertheless, it is restored and then kept, because more may follow.
+    It replaces the conversation that the turn continues, so that an episode without branches takes one entry. If a second turn
+    continues the replaced one, that is restored from the stream (`TurnLog.parent`) and then kept, because more turns may continue it.
     """
     if turn.parent is not None:
         replaced = turn.agent, turn.episode, turn.parent
@@ -170,12 +170,11 @@ def _add(job: ServedJob, key: tuple[str, str, int], history: History) -> None:
 
 
 def require_same(turn: Turn, request: GenerateRequest) -> Turn:
-    """Return the recorded turn, which must answer this request.
+    """Return the recorded turn. Raises RequestRefused if its agent, parent or content differ from the request's.
 
-    Raises RequestRefused if agent, parent or content differ. After a crash of the bus a task may be played
-    twice under the same names, and its environment may write other texts. An answer to the other play's text
-    would be scored here and trained with the other prompt. After the refusal this play ends as a fault and is
-    repeated under a new name.
+    After a crash of the bus a task may be played twice under the same names, and the environment may write other texts
+    in the second play. The recorded reply answers the other play's text: this play would score it, and it would be
+    trained with the other prompt. After the refusal this play ends as a fault and is repeated under a new name.
     """
     if turn.agent != request.agent:
         raise RequestRefused(f"turn {turn.turn} of episode {turn.episode} is agent {turn.agent}'s")
@@ -191,7 +190,7 @@ def require_same(turn: Turn, request: GenerateRequest) -> Turn:
 def _weight(conversation: Conversation) -> int:
     """Return the approximate bytes of a conversation.
 
-    Text counts too: a prompt beyond the context window has no ids, and may be as long as a message.
+    Its text counts too: a prompt beyond the context window adds no ids, but its text may be as long as a bus message.
     """
     contents = (message.content for message in conversation.history or ())
     text = sum(map(sys.getsizeof, (conversation.text, conversation.reply, *contents)))

@@ -1,4 +1,4 @@
-"""Inputs of a generation, its completion, and the turn's record computed from both. No engine and no I/O."""
+"""Inputs and result of a generation, and the turn's record that is computed from both. No engine and no I/O."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,17 @@ COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "tur
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Inputs of one generation. job: what the replica keeps of it. tokenizer: of the job's chat template. began: when the request arrived, on the loop's clock. num_preemptions: of its job until then. vocabulary: its digest, for the record."""
+    """Inputs of one generation.
+
+    Attributes:
+        served: the agent that generates, with the job's document.
+        job: what this replica keeps of the job.
+        tokenizer: with the job's chat template.
+        adapter: the version that samples the turn.
+        began: when the request arrived, or the scoring of this segment began, on the loop's clock.
+        num_preemptions: number of preemptions of the job before this generation.
+        vocabulary: digest of the tokenizer's vocabulary, for the record; empty if the job does not distil.
+    """
 
     request: GenerateRequest
     served: JobAgent
@@ -37,20 +47,24 @@ class Order:
 
     @property
     def account(self) -> Account:
-        """The account that is charged."""
+        """The account that the generation is charged to."""
         return account_of(self.served.document, self.request.agent)
 
     def max_tokens(self, limits: EngineLimits) -> int:
-        """Return the most tokens that can be generated."""
+        """Return the most tokens that can be generated; none if it is 0 or less."""
         most = self.served.document.spec.sampling(self.request.group).max_tokens
         return min(self.request.max_tokens or most, most, self.prompt.room(limits.max_model_len))
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A completion with the sha256 of its adapter, its queue and engine times, and its share of the engine's time, in seconds.
+    """A completion, and what it took.
 
-    context_tokens: length of the context window, if the prompt does not fit; else 0.
+    Attributes:
+        sha256: of the adapter's tensors file.
+        queue_s, engine_s: seconds from `Order.began` until the request entered the engine, and in the engine.
+        share_s: its share of the engine's time, in seconds (`Meter.share_s`).
+        context_tokens: length of the context window, if the prompt does not fit; else 0.
     """
 
     completion: Completion
@@ -62,10 +76,10 @@ class Drawn:
 
 
 def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: float) -> Turn:
-    """Return the record. A prompt beyond the context window was not fed to the engine, so its ids are left out.
+    """Return a generated turn's record. A prompt beyond the context window was not fed to the engine, so its ids are left out.
 
     Args:
-        reply: the completion's.
+        reply: the parsed completion.
         at: now, in unix seconds.
     """
     request, prompt, completion = order.request, order.prompt, drawn.completion
@@ -108,10 +122,10 @@ def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: 
 def demonstrated_record(
     request: GenerateRequest, demonstration: Demonstration, reply: ReadReply, replica: str, at: float
 ) -> Turn:
-    """Return the record of a turn whose reply was given: no version has sampled it, and it costs the engine nothing.
+    """Return the record of a turn with a demonstrated reply: no version has sampled the reply, so it has no cost and no logprobs.
 
     Args:
-        reply: the demonstration's.
+        reply: the parsed demonstration.
         at: now, in unix seconds.
     """
     prompt, completion = demonstration.prompt, demonstration.completion

@@ -29,11 +29,11 @@ _log = logging.getLogger(__name__)
 class Versions:
     """Reconciles the engine's slots with the newest and the requested versions.
 
-    `changed` is called when the proven set changes.
+    changed: called when the set of proven versions changes.
 
     Attributes:
-        proven: the versions in the slots, and the requests for them.
-        pace: load times of this engine, and the time that re-loads may take.
+        proven: the versions in the slots, and the requests that wait for versions.
+        pace: load times of this engine, and the time budget of re-loads.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Versions:
         self._unloading: set[asyncio.Task[None]] = set()
 
     def explain(self, adapter: AdapterRef) -> str:
-        """Return why a version is not served yet, for people."""
+        """Return a sentence for people: why a version is not served yet."""
         version = self.proven.version(adapter)
         if version.failure is not None:
             return f"the last attempt failed: {version.failure.error}"
@@ -69,12 +69,12 @@ class Versions:
         return f"no free slot: all {self.proven.num_slots} hold versions in use or needed soon"
 
     def charge_slots(self, served: Collection[JobRef], now: float) -> None:
-        """Charge the slots to the agents of these jobs from now on: of those that are admitted, and not deleted."""
+        """Count slot seconds, from `now` on, for agents of these jobs only. served: the admitted jobs that are not deleted."""
         for version in self.proven.resident.values():
             version.charge_slot(version.agent.ref.job in served, now)
 
     def engine_stopped(self) -> None:
-        """Discard all state of the engine's incarnation: nothing is loaded or proven any more."""
+        """Discard all state of the incarnation that has failed: cancel its loads, and free all slots."""
         for load in self._loading:
             load.cancel()
         self._to_discard += self.proven.resident
@@ -96,7 +96,7 @@ class Versions:
                 await wait_for(self.proven.wake, self._until_review())
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
-        """Run one round: begin evictions and loads, and release requests whose version is ready."""
+        """Run one round: plan (`plan_pages`), begin the evictions and loads, and wake requests whose version takes requests again."""
         while self._to_discard:
             await self._adapter_cache.discard(self._to_discard.pop())
         if not self._engine.up:
@@ -126,7 +126,10 @@ class Versions:
             self._begin(loads, wanted[name])
 
     def _wanted(self, now: float) -> dict[str, Version]:
-        """Return the versions that requests wait for, in their order, then the newest ones, last used first; by name."""
+        """Return the committed versions that should have a slot and may be loaded now, by engine name; the most urgent first.
+
+        First those that requests wait for (`order_waits`), then the newest ones of agents placed here, the last used agent first.
+        """
         waiting = {one.name: one for one in self.proven.waiting.values()}
         waits = (one.waiting.wait for one in waiting.values() if one.waiting is not None)
         ordered = [waiting[wait.name] for wait in order_waits(waits, self._engine.limiter.usage)]
@@ -136,7 +139,7 @@ class Versions:
         return {one.name: one for one in versions if one.may_load(now)}
 
     def _newest(self) -> list[Version]:
-        """Return the newest version of each served agent."""
+        """Return the newest committed version of each served agent."""
         return [
             self.proven.version(agent.ref.adapter(agent.newest))
             for agent in self.proven.served
@@ -144,7 +147,7 @@ class Versions:
         ]
 
     def _until_review(self) -> float:
-        """Return the seconds until the next round, unless something wakes it earlier."""
+        """Return the seconds after which the next round is due even if nothing sets `ProvenVersions.wake`."""
         if not self._engine.up:
             return _REVIEW_S
         failures = [one.failure for one in (*self.proven.waiting.values(), *self._newest())]
@@ -160,7 +163,7 @@ class Versions:
     def _evict(self, evictions: asyncio.TaskGroup, version: Version) -> None:
         """Stop giving a version to requests, and begin to unload it.
 
-        Loads that begin later wait for it, so that the engine has a free slot for them.
+        Loads that begin later wait until it is unloaded, so that the engine has a free slot for them.
         """
         assert version.slot is not None
         loaded = version.slot.loaded
@@ -192,7 +195,7 @@ class Versions:
             )
 
     async def _load(self, version: Version, slot: Slot) -> None:
-        """Load and prove a version. On any error the version is not served, and the role continues."""
+        """Load and prove a version in the slot taken for it. After an error the version is not served (`_failed`); the role continues."""
         incarnation, is_reload = self._engine.incarnation, version.has_served
         was_proven, before = version.was_proven, set(self._unloading)
         try:

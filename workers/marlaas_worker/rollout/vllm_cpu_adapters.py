@@ -1,4 +1,4 @@
-"""Adapters for vLLM on a CPU: its own computation is replaced by `adapter_groups`.
+"""LoRA computation for vLLM on a CPU: `adapter_groups` in place of vLLM's own.
 
 vLLM imports this module by the name that `vllm_extension` gives it.
 """
@@ -13,7 +13,7 @@ from marlaas_worker.rollout.engine_progress import Cell, attach_counters
 
 
 class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
-    """vLLM's wrapper for linear layers, with rows grouped by slot once per forward pass."""
+    """vLLM's class that adds adapters to linear layers. Rows are grouped by slot once per forward pass, not in each layer."""
 
     _rows: SlotRows
 
@@ -35,10 +35,13 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
         *_: Any,
         **__: Any,
     ) -> None:
-        """Add the adapters' outputs to `y`, in place. vLLM's scale is ignored: it is always 1, since B is already scaled."""
+        """Add the adapters' outputs for `x` [..., in] to `y` [..., sum of out], in place.
+
+        lora_a_stacked and lora_b_stacked are as for `stacked_adapters`. vLLM's scale is ignored: it is always 1, since B is scaled already.
+        """
         self._cells[Cell.LAYERS] += 1
         known = self._stacked.get(id(lora_b_stacked))
-        if known is None:  # The tuple is kept, so that no other one gets its id.
+        if known is None:  # Keep the tuple, so that no other tuple can get its id.
             known = lora_b_stacked, stacked_adapters(lora_a_stacked, lora_b_stacked)
             self._stacked[id(lora_b_stacked)] = known
         add_adapters(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), self._rows, known[1])

@@ -3,9 +3,9 @@
 Norms: vLLM 0.32 uses its compiled kernels on GPUs only (`vllm/kernels/vllm_c.py`). On a CPU it takes about ten tensor operations
 instead: for 16 rows of 64 values 56 µs instead of 4.
 
-Products: vLLM multiplies by oneDNN, which compiles a kernel for every number of rows that it has not kept. A batch has another number of
-rows in nearly every forward pass, and with small weights compiling takes longer than the product. Large weights stay with oneDNN, which
-packs them once.
+Products: vLLM multiplies with oneDNN, which compiles a kernel for every number of rows that is not in its cache. A batch has another
+number of rows in nearly every forward pass, and with small weights compiling takes longer than the product. Large weights stay with
+oneDNN, which packs them once.
 """
 
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from vllm.platforms import current_platform
 
 PROVIDER = "cpu_c"
 _WIDTH = 16
-"""The kernels compute rows in vectors of at most this many values and refuse rows that do not divide into them."""
+"""Most values of the vectors in which the norm kernels compute a row. They refuse rows that do not divide into such vectors."""
 SMALL = 1 << 17
 """Most elements of a float32 weight that counts as small: half a MiB, which a core's cache holds."""
 
 
 def register() -> None:
-    """Register the norms with vLLM under the name PROVIDER, and have small float32 layers multiplied by torch; done once in each process."""
+    """Register the norms with vLLM under the name PROVIDER, and let torch multiply small float32 layers. A second call does nothing."""
     if PROVIDER in ir.ops.rms_norm.impls:
         return
     current_platform.import_kernels()
@@ -35,7 +35,7 @@ def register() -> None:
 
 
 def _choose_product(chosen: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
-    """Return vLLM's choice of a layer's product, `chosen`, but for small float32 weights torch's own."""
+    """Return a function that sets `layer.cpu_linear`: to torch's product for small float32 weights, else by calling vLLM's `chosen`."""
 
     def choose(layer: Any, remove_weight: bool) -> None:
         weight = layer.weight
@@ -48,7 +48,7 @@ def _choose_product(chosen: Callable[[Any, bool], None]) -> Callable[[Any, bool]
 
 
 def _is_normable(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None) -> bool:
-    """Return whether the kernel computes this norm. It reads its input as contiguous without a check."""
+    """Return whether vLLM's kernel can compute this norm. The kernel takes its input to be contiguous, and does not check it."""
     return (
         variance_size is None
         and weight is not None
@@ -61,7 +61,7 @@ def _is_normable(x: Tensor, weight: Tensor | None, epsilon: float, variance_size
 def _is_addable(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> bool:
-    """Return whether the kernel computes this norm; see `_is_normable`."""
+    """Return whether vLLM's kernel can add the residual and compute this norm; see `_is_normable`."""
     return x_residual.is_contiguous() and _is_normable(x, weight, epsilon, variance_size)
 
 

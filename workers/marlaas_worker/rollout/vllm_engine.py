@@ -1,7 +1,7 @@
 """Production engine: vLLM's `AsyncLLM`, with token ids as input, and token ids and logprobs as output.
 
-Only this package's vLLM modules import vllm, and only when an engine starts. vLLM runs in processes below this one; `vllm_incarnation.EngineIncarnation` is one run of them. Uses no tokenizer, job
-or bus.
+Only this package's vLLM modules import vllm, and only when an engine starts. vLLM runs in child processes of this one;
+`vllm_incarnation.EngineIncarnation` is one run of them. Uses no tokenizer, job or bus.
 """
 
 import asyncio
@@ -50,15 +50,16 @@ log = logging.getLogger(__name__)
 ANSWER_BOUND_S = 30.0
 _ABORTED = "abort"
 _LAST_AT_ONCE = 1 << 30
-"""Tokens per message after the first. vLLM sends the first token at once, and all others with the last one."""
+"""`stream_interval`, in tokens: vLLM sends a request's first token at once, and all others together with the last one."""
 
 
 class VllmEngine:
-    """See `engine.Engine`. Raises Permanent if the folder contains no model.
+    """See `engine.Engine`. Raises InvalidInput if the folder contains no model, or as `vllm_settings`.
 
     Args:
         end_ids: tokens that end a generation.
-        may_fork: whether the first core process may be forked from this one, on a GPU if CUDA is not in use here (`vllm_fork`).
+        scratch: folder for vLLM's log and other files of the engine.
+        may_fork: whether the first core process may be forked from this one. On a GPU, it is forked only if `vllm_fork.obstacle` finds none.
         answer_bound_s: seconds without an answer and without computing after which the engine counts as hung.
     """
 
@@ -181,8 +182,9 @@ class VllmEngine:
     async def healthy(self) -> bool:
         """See `engine.Engine`. An engine is judged by its progress (`engine_progress`).
 
-        It answers between two steps. One step may be a long prompt on a CPU, so an engine that does not answer is healthy
-        while it makes progress, or computes within the bound for one step. One that answers has ended its last step.
+        vLLM answers between two steps, and one step may be a long prompt on a CPU. So an engine that does not answer is healthy while
+        it makes progress, or computes within the bound for one step. An engine that answers has ended its last step: it is healthy unless
+        it has calls but has made no progress for STALL_S.
         """
         incarnation = self._incarnation
         if incarnation is None or incarnation.down.done():
@@ -214,7 +216,10 @@ class VllmEngine:
     async def _run(
         self, request: str, adapter: LoadedAdapter, ids: npt.NDArray[np.int32], params: Any, start: "_Start"
     ) -> list[Any]:
-        """Return vLLM's messages of a request, in order; the last one has the finish reason."""
+        """Run a request, and return vLLM's outputs (RequestOutput) in order; the last one has the finish reason.
+
+        params: vLLM's SamplingParams. Raises EngineDown, PromptInvalid, Retryable.
+        """
         incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
         streamed = incarnation.llm.generate(prompt, params, request, lora_request=_lora_request(adapter))
@@ -231,7 +236,10 @@ class VllmEngine:
 
 
 def _judge_silent(incarnation: EngineIncarnation, silent_s: float) -> None:
-    """Declare an engine down that does not answer, unless it has made progress or computed since it was asked."""
+    """Declare an engine down that does not answer, if it has not computed since it was asked, or has exceeded the bound for one step.
+
+    silent_s: seconds since it was asked.
+    """
     found, bound_s = incarnation.standstill(True), incarnation.progress.busy_bound_s
     if found.quiet_s >= silent_s:
         incarnation.declare_down(f"vLLM has neither answered nor computed for {silent_s:.0f} s")
@@ -243,7 +251,13 @@ def _judge_silent(incarnation: EngineIncarnation, silent_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What follows a request's first token. began: to be called then; max_s: seconds until the request is ended; stops: strings that end it."""
+    """Callback and limits that apply to a request from its first output on.
+
+    Attributes:
+        began: called at the first output.
+        max_s: seconds from the first output until the request is aborted; infinite for no limit.
+        stops: strings that end the reply; None for none.
+    """
 
     began: Began = unheard
     max_s: float = math.inf
@@ -256,7 +270,14 @@ class _Start:
 
 
 async def _all(streamed: Any, start: _Start, abort: Callable[[], Awaitable[None]]) -> list[Any]:
-    """Return all messages. At the time limit or after a string, abort the request: vLLM's last message then has the tokens so far."""
+    """Collect the outputs of a request until vLLM ends it.
+
+    Once the time limit has passed, or the reply contains a stop string, abort the request; its last output then has the tokens so far.
+
+    Args:
+        streamed: vLLM's RequestOutputs, each with the tokens since the one before.
+        abort: aborts the request in vLLM, which then ends the stream.
+    """
     outputs: list[Any] = []
     ids: list[int] = []
     is_matched = False
@@ -290,7 +311,7 @@ def _rank(adapter: LoadedAdapter) -> int:
 
 
 def refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
-    """Convert vLLM's error about an adapter into this role's errors.
+    """Return this role's error for vLLM's error about an adapter.
 
     Device errors become EngineDown or OutOfMemory, not LoadFailed: a refused adapter is never served again.
     """
@@ -341,7 +362,7 @@ def _completion(outputs: Sequence[Any], sampling: Sampling) -> Completion:
     parts = [output.outputs[0] for output in outputs]
     ids = tuple(chain.from_iterable(part.token_ids for part in parts))
     reason = parts[-1].finish_reason
-    # A message of an aborted request that has no new tokens repeats the logprobs of the earlier ones.
+    # An output of an aborted request that has no new tokens repeats the logprobs of the earlier outputs.
     logprobs = tuple(chain.from_iterable(part.logprobs.logprobs[: len(part.token_ids)] for part in parts))
     end = None if sampling.stops is None else sampling.stops.end(ids)
     ended = reason == "stop" and end in (None, len(ids))

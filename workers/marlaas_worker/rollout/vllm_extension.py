@@ -1,4 +1,4 @@
-"""Code that runs in vLLM's worker processes: loads with their slot digests, CPU kernels, and exit with the owner process.
+"""Code that runs in vLLM's worker processes: adapter loads that return the slot's digest, CPU kernels, and exit with the owner process.
 
 vLLM mixes `AdapterSlots` into its worker class (`worker_extension_cls`) and calls it through `collective_rpc`. It
 reads private attributes of vLLM 0.32 (`lora/model_manager.py`); `tests/rollout/test_engine_contract.py` fails
@@ -21,6 +21,7 @@ from marlaas_api.cpu_shares import CORE_NICENESS
 from marlaas_worker.adapters import Kind, slot_digest
 
 OWNER = "MARLAAS_ENGINE_OWNER"
+"""Environment variable of vLLM's processes: identity of their owner, the process of the rollout role (`owner_token`)."""
 
 
 class AdapterSlots:
@@ -29,7 +30,7 @@ class AdapterSlots:
     model_runner: Any
 
     def marlaas_load(self, name: str, slot_id: int, folder: str, rank: int) -> str:
-        """Load an adapter, and return the digest of its slot. If that fails, no slot holds it. Raises as `marlaas_slot_digest`."""
+        """Load an adapter, and return the digest of its slot. After an error the slot is free. Raises vLLM's errors, and as `marlaas_slot_digest`."""
         from vllm.lora.request import LoRARequest
 
         try:
@@ -42,7 +43,7 @@ class AdapterSlots:
             raise
 
     def marlaas_slot_digest(self, slot_id: int, rank: int) -> str:
-        """Return the digest of an adapter's slot.
+        """Return the digest (`adapters.slot_digest`) of the slot that holds an adapter. rank: of the adapter.
 
         Raises:
             LookupError: no slot holds the adapter.
@@ -55,7 +56,7 @@ class AdapterSlots:
 
 
 def _held(manager: Any, index: int, rank: int) -> Iterator[tuple[str, Kind, torch.Tensor]]:
-    """Yield (module, kind, tensor) of one slot, with packed layers (qkv_proj) split into their parts (q, k, v)."""
+    """Yield (module, kind, tensor) of the slot at `index`, with packed layers (qkv_proj) split into their parts (q, k, v)."""
     for name, layer in manager.modules.items():
         if getattr(layer, "tp_size", 1) != 1:
             raise ValueError("slots cannot be read back under tensor parallelism")
@@ -79,7 +80,7 @@ def _within_rank(module: str, kind: Kind, held: torch.Tensor, rank: int) -> torc
 
 
 def owner_token() -> str:
-    """Return this process's identity for `OWNER`: pid and start time, since pids are reused."""
+    """Return this process's identity, as the value of OWNER: pid and start time, because pids are reused."""
     return f"{os.getpid()} {_started(os.getpid())}"
 
 
@@ -129,7 +130,11 @@ def _open_core() -> int | None:
 
 
 def _without_llvm(register: Callable[[], None]) -> Callable[[], None]:
-    """Hide Numba's LLVM binding while vLLM looks for Triton kernels in all modules: one of its objects has every attribute."""
+    """Return `register`, made to run with the modules of llvmlite (Numba's LLVM binding) removed from `sys.modules`.
+
+    vLLM's `register` searches the values in all loaded modules for Triton kernels. It fails with AttributeError at an object of llvmlite
+    that claims to have every attribute.
+    """
 
     def hidden() -> None:
         found = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "llvmlite"}
@@ -158,13 +163,16 @@ def _prepare_for_cpu() -> None:
 
 
 def _prefer_owner() -> None:
-    """Have the owner precede this process where both want the same core."""
+    """Raise this process's niceness, so that the owner, the process of the rollout role, goes first where both want the same core.
+
+    Does nothing in the owner.
+    """
     if os.getpid() != _owner_pid() and os.getpriority(os.PRIO_PROCESS, 0) < CORE_NICENESS:
         os.setpriority(os.PRIO_PROCESS, 0, CORE_NICENESS)
 
 
 def prepare_process() -> None:
-    """Prepare a process of vLLM: it ends with its owner; on a CPU it uses our kernels, and computes with less priority than its owner."""
+    """Prepare a process of vLLM: it exits with its owner; on a CPU it uses our kernels, and its priority is below its owner's."""
     _watch_owner()
     _prepare_for_cpu()
 

@@ -1,9 +1,9 @@
-"""A core process of vLLM that is forked from the role, so that vllm is imported once and not twice in a row.
+"""Forks vLLM's core process from the role, so that vllm is imported once and not twice in a row.
 
-The two imports were nine tenths of an engine's start on a CPU. Only the role's first engine is forked: later the role
-has threads of other libraries, whose locks and OpenMP teams a fork would copy in any state. CUDA does not survive a fork,
-so on a GPU the core is forked only if the role has not initialized it. As vLLM does, torch is told to look for GPUs by the
-driver's management library instead. This module removes from the forked process all that belongs to the role.
+The two imports were nine tenths of an engine's start on a CPU. Only the first core of a role is forked: later the role has threads
+of other libraries, whose locks and OpenMP teams a fork would copy in any state. CUDA does not survive a fork, so on a GPU the core is
+forked only if the role has not initialized CUDA. So that torch can look for GPUs without CUDA, it is told to ask NVML, the driver's
+management library; vLLM does the same. This module removes from the forked process all that belongs to the role.
 """
 
 import importlib
@@ -55,15 +55,15 @@ def _leave_role() -> None:
     """Run in every forked process; do nothing unless it is a core process."""
     if _threads is None:
         return
-    # A signal to this process would otherwise wake the role's event loop, which would take it for its own.
+    # Otherwise a signal to this process would wake the role's event loop, which would take the signal for its own.
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     drop_connections()
-    # A process that is started anew reads these from its environment. This one has inherited the role's settings.
+    # A spawned process reads these settings from its environment. A forked one has inherited the role's.
     torch.set_num_threads(_threads)
     importlib.import_module("torch._dynamo").config.disable = os.environ.get("TORCHDYNAMO_DISABLE") == "1"
-    # The role has imported this module without its effect.
+    # A spawned process is prepared when it imports this module. The role imported it without OWNER, so without effect.
     vllm_extension.prepare_process()
 
 
@@ -71,9 +71,9 @@ os.register_at_fork(after_in_child=_leave_role)
 
 
 def drop_connections() -> None:
-    """Replace this process's network sockets by /dev/null: the bus, the store and the health server are the role's.
+    """Replace this process's network sockets by /dev/null: its connections to bus and store, and its health server, are the role's.
 
-    Their descriptors stay open, because the inherited objects close them by number, which may by then be another file's.
+    The descriptors are not closed: the inherited objects will close them by number, which could then be the number of another file.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for name in Path("/proc/self/fd").iterdir():

@@ -45,10 +45,15 @@ ABANDON_CHECK_S = 0.5
 
 
 class EngineIncarnation:
-    """One run of vLLM's processes. `down` gets the reason when they have exited or were given up.
+    """One run of vLLM's processes.
 
-    kv_tokens: tokens that fit into the KV cache; one block of it holds no request's tokens. step_tokens: most tokens of one
-    step. num_calls: calls that wait for vLLM's answer.
+    Attributes:
+        llm: vLLM's AsyncLLM; None after `end`.
+        down: set to the reason when the processes have exited or were given up.
+        kv_tokens: tokens that fit into the KV cache, without the one block that holds no request's tokens.
+        step_tokens: most tokens of one step.
+        num_calls: calls that wait for vLLM's answer.
+        processes: vLLM's processes, the core first.
     """
 
     def __init__(self, built: "_Built", settings: VllmSettings) -> None:
@@ -69,7 +74,10 @@ class EngineIncarnation:
         self.processes = tuple(owners + [child for owner in owners for child in owner.children(recursive=True)])
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await an answer of vLLM. Raises EngineDown if vLLM exits first, since vLLM's own calls would wait for ever."""
+        """Await vLLM's answer. Raises EngineDown if vLLM exits first: vLLM's own calls would then wait for ever.
+
+        Also raises PromptInvalid if vLLM refuses the request, and vLLM's other errors if it continues to run.
+        """
         from vllm.exceptions import VLLMClientError
 
         self.num_calls += 1
@@ -89,11 +97,11 @@ class EngineIncarnation:
 
     @property
     def counts(self) -> EngineCounts:
-        """Work of this incarnation so far."""
+        """Counters of this incarnation's work so far."""
         return self._counters.read()
 
     def standstill(self, has_work: bool) -> Standstill:
-        """Return how long these processes have done nothing; 0 without work."""
+        """Return how long these processes have done nothing. has_work: whether they have something to do; if not, the times are 0."""
         return self.progress.look(has_work, self.counts, self._cpu_s(), self.down.get_loop().time())
 
     def _cpu_s(self) -> float:
@@ -112,7 +120,7 @@ class EngineIncarnation:
             self.down.set_result(f"{reason}: {words}" if words else reason)
 
     async def end(self) -> None:
-        """End every process of this incarnation; pending calls raise EngineDown."""
+        """End every process of this incarnation, and release vLLM's objects. Pending calls raise EngineDown."""
         was_down = self.down.done()
         self.declare_down("the engine was stopped")
         for core in self._cores:
@@ -138,12 +146,12 @@ class EngineIncarnation:
 
 
 def _done() -> None:
-    """Do nothing: the engine is shut down."""
+    """Replace `AsyncLLM.shutdown` once the engine is shut down: a second call must do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A running engine, its counters, and how long they may stand still while it computes, in seconds."""
+    """A running engine (vLLM's AsyncLLM), its counters, and the seconds for which they may stand still while it computes."""
 
     llm: Any
     counters: EngineCounters
@@ -151,14 +159,13 @@ class _Built:
 
 
 async def start_incarnation(settings: VllmSettings, forks: bool) -> EngineIncarnation:
-    """Start vLLM.
+    """Start vLLM. On cancellation, wait until the started processes have ended.
+
+    Args:
+        forks: fork the core process from this one (`vllm_fork`), instead of spawning it.
 
     Raises:
         InvalidInput, Permanent: with the error text of the process that failed (`start_failure`).
-
-    forks: fork the core process from this one (`vllm_fork`), instead of starting it anew.
-
-    On cancellation, waits until the started processes have ended.
     """
     others = {child.pid for child in multiprocessing.active_children()}
     building = asyncio.ensure_future(asyncio.to_thread(_build, settings, forks))
@@ -204,7 +211,7 @@ def _construct(arguments: dict[str, Any], start_method: str) -> Any:
 
 
 def _close_sockets(trace: TracebackType | None) -> None:
-    """Close the sockets that a client leaves open when its constructor fails. Only the traceback's frames refer to them."""
+    """Close the sockets that vLLM's client leaves open if its constructor fails. Only the frames of the traceback refer to the client."""
     while trace is not None:
         resources = getattr(trace.tb_frame.f_locals.get("self"), "resources", None)
         if resources is not None:

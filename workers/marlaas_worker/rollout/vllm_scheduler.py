@@ -1,4 +1,4 @@
-"""vLLM's schedulers with counters of their work; imported by vLLM's core process (`scheduler_cls`)."""
+"""vLLM's schedulers, with counters of their work. vLLM's core process imports this module (`scheduler_cls`)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,14 +11,14 @@ from marlaas_worker.rollout.output_buffer import OutputBuffer
 
 
 class BufferingScheduler(CountsWork, Scheduler):  # type: ignore[misc]
-    """Sends two messages per request instead of one per step. Only for engines without asynchronous scheduling, as on a CPU."""
+    """Sends at most two outputs per request instead of one per step. Only for engines without asynchronous scheduling, as on a CPU."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._outputs = OutputBuffer()
 
     def update_from_output(self, *arguments: Any, **options: Any) -> dict[int, Any]:
-        """Return what to send to each client. Clients without anything to receive are left out."""
+        """Return the message (vLLM's EngineCoreOutputs) for each client, by its index. Clients with nothing to receive are left out."""
         found: dict[int, Any] = super().update_from_output(*arguments, **options)
         for client, message in list(found.items()):
             message.outputs = self._outputs.pass_on(message.outputs)
@@ -27,7 +27,7 @@ class BufferingScheduler(CountsWork, Scheduler):  # type: ignore[misc]
         return found
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: Any) -> list[Any]:
-        """Finish requests from outside, as vLLM does, and drop their outputs."""
+        """Finish requests before their natural end, such as aborted ones, as vLLM does, and drop their buffered outputs."""
         finished: list[Any] = super().finish_requests(request_ids, finished_status)
         self._outputs.forget([request.request_id for request in finished])
         return finished

@@ -1,6 +1,7 @@
-"""vLLM's start settings, and the parser of its log for the reason of a failed start. Does not import vllm.
+"""vLLM's start settings, and the search of its log for the reason of a failed start. Does not import vllm.
 
-Pure, except that it checks for a GPU and counts CPU cores. Settings work around problems of vLLM 0.32:
+Reads the model's folder, vLLM's log, the GPU and the CPU cores; writes the logging configuration. Some settings work around
+problems of vLLM 0.32:
 - Its V2 runner needs a Triton that CPUs lack. On a GPU the V1 runner is chosen, too: it is the one that our tests run.
 - Its CPU attention wants blocks of 32.
 - On a CPU its core and worker processes exchange messages through shared memory, and each reader busy-waits for a
@@ -40,12 +41,14 @@ from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS
 
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192
-"""vLLM's default depends on how it is used: 2,048 here, which cuts a prefill of long prompts into four times as many steps."""
+"""`max_num_batched_tokens` on a GPU, unless `max_num_seqs` is larger. With vLLM's default for this use, 2,048, the prefill of a long prompt
+takes four times as many steps."""
 START_SHARE = 0.05
-"""Share of a GPU's memory that vLLM wants to find free before it starts; it has no other use where the KV cache has a given size. With its default of
-0.92, an engine beside a trainer on one card does not start."""
+"""Share of a GPU's memory that must be free when vLLM starts (`gpu_memory_utilization`). It has no other effect, because the KV cache's size is
+given. With vLLM's default of 0.92, an engine does not start beside a trainer on one card."""
 _OWN_FOLDER = Path(__file__).parent
-"""Numba keeps compiled code here, if it can (`adapter_loop`), else in the engine's own folder: below HOME environments could write to it."""
+"""Folder in which Numba caches compiled code (`adapter_loop`), if it is writable. Otherwise the engine's scratch folder is set as the cache:
+environments could write to Numba's default, which is below HOME."""
 _NORMS = ("rms_norm", "fused_add_rms_norm")
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 _RECORD = re.compile(r"^@@(\w+) ", re.MULTILINE)
@@ -54,7 +57,12 @@ _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?\w*(?:Error|Exception|Exit|Interrupt)\b
 
 @dataclass(frozen=True, slots=True)
 class VllmSettings:
-    """All inputs of an engine's start, the same for every restart. `scratch` contains its log. cache_bytes: of the KV cache."""
+    """All inputs of an engine's start; they do not change at a restart.
+
+    Attributes:
+        scratch: folder of the engine's log and other files.
+        cache_bytes: size of the KV cache.
+    """
 
     model: ModelFolder
     spec: PoolSpec
@@ -69,7 +77,7 @@ class VllmSettings:
 
     @property
     def counters(self) -> Path:
-        """File that vLLM's processes share with the role (`engine_progress`)."""
+        """File of the counters that vLLM's processes share with the role (`engine_progress`)."""
         return self.scratch / "engine-counters"
 
 
@@ -95,9 +103,9 @@ def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSett
 
 
 def choose_cache_bytes(model: Path, spec: PoolSpec, card: Card | None) -> int:
-    """Return the bytes of the KV cache: the pool's, or what a card has left beside the other parts of the plan, or a CPU's default.
+    """Return the bytes of the KV cache: those that the pool sets, or else what the card has left beside the rest of an engine's plan.
 
-    card: None on a CPU. Raises InvalidInput, with the numbers, if the least memory of an engine does not fit the card.
+    card: None on a CPU, where a default replaces what is left. Raises InvalidInput if the engine's least memory exceeds the card's.
     """
     if card is None:
         return cache_bytes(spec)
@@ -118,7 +126,7 @@ def _card() -> Card:
 
 
 def choose_threads(wanted: int | None, num_cores: int) -> int:
-    """Return the number of compute threads. Default: all cores but one, which is left to the trainer, NATS and the sandboxes."""
+    """Return the number of compute threads: `wanted`, or all cores but one, which is left to the trainer, NATS and the sandboxes."""
     return wanted or max(1, num_cores - 1)
 
 
@@ -151,8 +159,8 @@ def environment(settings: VllmSettings, forks: bool) -> dict[str, str]:
 def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]:
     """Return the keyword arguments of `AsyncEngineArgs`.
 
-    vLLM gets one slot more than the engine promises: with all slots full, its `add_lora` may evict a running
-    adapter. The host cache has twice as many places as the slots, for the same reason.
+    vLLM gets one slot more than `limits.slots`: with all slots full, its `add_lora` may evict an adapter in use. For the
+    same reason, its host cache of adapters has twice as many places as it has slots.
     """
     limits = settings.limits
     arguments: dict[str, Any] = {
@@ -193,7 +201,7 @@ def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]
 
 
 def graph_sizes(max_num_seqs: int) -> list[int]:
-    """Return the batch sizes of CUDA graphs: powers of two up to `max_num_seqs`, and that. A batch runs in the next larger one.
+    """Return the batch sizes of CUDA graphs: powers of two, and `max_num_seqs`. A batch runs in the smallest graph that holds it.
 
     vLLM's default captures 35 sizes at 128 sequences, each with and without adapters, before the first turn.
     """
@@ -214,9 +222,9 @@ def adaptable_layers(model: Path) -> set[str]:
 
 
 def longest_silence_s(settings: VllmSettings, batch_tokens: int) -> float:
-    """Return how long an engine may compute without a move of its counters (`engine_progress.busy_bound_s`).
+    """Return the longest time in seconds that a healthy engine computes while its counters stand still (`busy_bound_s`).
 
-    On a CPU they move at every adapted layer, on a GPU at every batch. batch_tokens: tokens of the largest batch.
+    On a CPU the counters move at every adapted layer, on a GPU at every batch. batch_tokens: tokens of the largest batch.
     """
     sizes = [prod(shape) for _, shape in _shapes(settings.model.folder)]
     if uses_gpu():
@@ -233,7 +241,7 @@ def _shapes(model: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def write_log_config(settings: VllmSettings) -> Path:
-    """Start a new log, keep the previous one, and return the logging configuration for all vLLM processes."""
+    """Start a new log, keep the previous one, and write the logging configuration of all vLLM processes; return its path."""
     settings.scratch.mkdir(parents=True, exist_ok=True)
     if settings.log.exists():
         settings.log.replace(settings.log.with_suffix(".before.log"))
@@ -252,7 +260,7 @@ def write_log_config(settings: VllmSettings) -> Path:
 
 
 def first_error(log: Path, since: int = 0) -> str:
-    """Return the first error after `since` bytes of the log, as text; empty if there is none.
+    """Return the text of the first error after `since` bytes of vLLM's log; empty if there is none.
 
     The first error is the cause; later ones follow from it.
     """
@@ -269,9 +277,9 @@ def first_error(log: Path, since: int = 0) -> str:
 
 
 def start_failure(words: str, log: Path) -> Permanent:
-    """Return the error of a start that failed. It is InvalidInput if a further start would fail in the same way.
+    """Return the error of a failed start: InvalidInput if another start would fail in the same way, else Permanent.
 
-    words: vLLM's own error. A lack of memory may end, and what is no error of Python may be anything.
+    It would if the error is of a kind in _LASTING and not about memory, which may become free. words: vLLM's error, `<kind>: <text>`.
     """
     kind, text = words.partition(":")[0].rpartition(".")[2], f"vLLM did not start: {words} (its log: {log})"
     return Permanent(text) if "memory" in words.lower() or kind not in _LASTING else InvalidInput(text)

@@ -1,4 +1,4 @@
-"""What a reply's tokens mean, per model family: text, reasoning, content and tool calls (docs/reference/models.md)."""
+"""Parses a reply's tokens by its model family: text, reasoning, content and tool calls (docs/reference/models.md)."""
 
 from marlaas_worker.rollout.renderers.renderer import Renderer, TemplateRefused
 

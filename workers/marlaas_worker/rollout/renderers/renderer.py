@@ -1,7 +1,7 @@
-"""A model family's reader of replies: from token ids to text, and from text to reasoning, content and tool calls.
+"""Parses the replies of a model family: from token ids to text, and from text to reasoning, content and tool calls.
 
-Parsing is transformers' (`transformers.utils.chat_parsing`), with the grammar of `marlaas.models.families`, or with the
-`response_template` of the model's own tokenizer. Nothing of vLLM is imported, so that the reference engine reads alike.
+The parser is transformers' (`transformers.utils.chat_parsing`), with the grammar of `marlaas.models.families`, or with the
+`response_template` of the model's own tokenizer. Imports nothing of vLLM, so that replies of the reference engine are parsed alike.
 """
 
 import json
@@ -21,25 +21,26 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ReplyPartsMessage, ToolCallMessage
 
 _ANCHOR = "\0"
-"""Begins the text before a reply that the parser sees. Every response template needs one."""
+"""`start_anchor` of our grammars: every response template needs one. A prefix that the parser gets before a reply begins with it."""
 _PIECE = 512
-"""Characters."""
+"""Characters that the parser is fed at a time."""
 _ONLY_CONTENT: dict[str, Any] = {"content": {}}
 _REASONING = ("reasoning", "thinking", "reasoning_content")
 """Names of the field with the reasoning; those of other projects' response templates are the last two."""
 
 
 class TemplateRefused(InvalidInput):
-    """The model's template writes special tokens into an assistant's message that no known family has."""
+    """The model's chat template writes special tokens around reasoning or tool calls that no known family has."""
 
 
 @dataclass(frozen=True)
 class Renderer:
-    """Reader of one model's replies.
+    """Parser of one model's replies.
 
     Attributes:
-        family: None if it is of no known family. Then its replies are read as those of ChatML models.
-        own: the `response_template` of the model's tokenizer; it goes before the family's grammar.
+        tokenizer: transformers' tokenizer of the model.
+        family: the model's family; None if no known one fits. Then replies are parsed as those of ChatML models.
+        own: the `response_template` of the model's tokenizer, which replaces the family's grammar; None: it has none.
     """
 
     tokenizer: Any
@@ -55,7 +56,7 @@ class Renderer:
 
     @cached_property
     def writes_specials(self) -> bool:
-        """Whether `text` writes special tokens out: the model family structures its replies with some of them."""
+        """Whether `text` keeps special tokens, because the grammar of the model's replies contains some of them."""
         marks = json.dumps((self.own or self._family.grammar), default=dict, ensure_ascii=False).replace("\\", "")
         return any(token in marks for token in self._specials)
 
@@ -64,10 +65,10 @@ class Renderer:
         return self._decode(ids, skips=not self.writes_specials)
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
-        """Read a reply's ids without the end token; None if text, content and raw text are equal.
+        """Parse a reply's ids, without the end token; return None if text, content and raw text are equal.
 
         Args:
-            before: the text of the prompt, which may open the reasoning.
+            before: the text of the prompt; reasoning may begin at its end.
             tools: JSON texts of the functions that the template shows.
         """
         raw, text = self._decode(ids, skips=False), self.text(ids)
@@ -78,9 +79,10 @@ class Renderer:
         return ReplyPartsMessage(reasoning=reasoning, content=content, tool_calls=told, raw=raw)
 
     def past(self, text: str, before: str, tools: Sequence[str]) -> tuple[ChatMessage, ...]:
-        """Return messages that give a reply to the chat template: its parts, if it has some, and its plain text.
+        """Return the messages with which a reply can be given to the chat template, in the order in which to try them.
 
-        A family's template is given the parts first. A plain one may not show them, so it is given the text first.
+        They are a message with the reply's parts, if it has some, and one with its plain text. A template that may not show parts
+        (`_is_plain`) gets the text first. Arguments as of `parts`, with the text of the reply.
         """
         plain = ChatMessage(role="assistant", content=text)
         reasoning, content, calls = self._read(text, before, tools)
@@ -94,14 +96,14 @@ class Renderer:
         return (plain, parts) if self._is_plain else (parts, plain)
 
     def check(self, render: Render) -> None:
-        """Refuse a template that structures replies with special tokens that nothing here reads. Raises TemplateRefused."""
+        """Raise TemplateRefused if the template writes reasoning or calls with special tokens that nothing here parses."""
         lost = lost_tokens(render, self._specials) if self._is_plain else ""
         if lost:
             raise TemplateRefused(lost)
 
     @property
     def _is_plain(self) -> bool:
-        """Whether nothing says in which form the template writes reasoning and calls."""
+        """Whether the form in which the template writes reasoning and calls is unknown: no `response_template`, and only ChatML."""
         return self.own is None and self._family is CHATML
 
     @property
@@ -115,7 +117,7 @@ class Renderer:
 
     @cached_property
     def _grammars(self) -> tuple[Any, Any]:
-        """The loaded grammars with calls and without them."""
+        """Two response templates, as transformers loads them: with the fields of tool calls, and without."""
         whole = self.own or {"fields": dict(self._family.grammar), "start_anchor": _ANCHOR}
         spoken = {name: field for name, field in whole["fields"].items() if not _holds_calls(name)}
         return load_response_template(whole), load_response_template({**whole, "fields": spoken or _ONLY_CONTENT})
@@ -124,7 +126,7 @@ class Renderer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
     def _read(self, text: str, before: str, tools: Sequence[str]) -> tuple[str, str, tuple[ToolCall, ...]]:
-        """Return reasoning, content and calls. Malformed calls are content."""
+        """Return the reasoning, content and calls of a reply's text. Malformed calls are content. Arguments as of `parts`."""
         whole, spoken = self._grammars
         prefix = before if self.own is not None else _ANCHOR + THINK if before.rstrip().endswith(THINK) else ""
         try:
@@ -141,7 +143,7 @@ class Renderer:
         return reasoning.strip(), content.strip() if reasoning or calls else content, calls
 
     def _calls(self, found: dict[str, Any]) -> tuple[ToolCall, ...]:
-        """Return the calls that a grammar found. Raises one of MALFORMED."""
+        """Return the calls in the fields that the parser found. Raises one of MALFORMED."""
         calls: list[ToolCall] = []
         for name in filter(_holds_calls, found):
             values = found[name] if isinstance(found[name], list) else [found[name]]
@@ -154,8 +156,10 @@ class Renderer:
 
 
 def _parsed(text: str, grammar: Any, prefix: str, tools: list[Any]) -> dict[str, Any]:
-    """Return the fields of a text. It is fed in pieces: the parser searches its buffer to the end after every mark, so that a long
-    text of many marks would take time in proportion to the square of its length.
+    """Return the fields of a text. grammar: loaded response template. prefix: text before it. tools: JSON objects of the functions.
+
+    The text is fed in pieces. After every mark, the parser searches its buffer to the end, so in one piece, a long text with many marks
+    would take time in proportion to the square of its length.
     """
     parser = ResponseParser(grammar, prefix=prefix, tools=tools)
     for at in range(0, len(text), _PIECE):

@@ -1,4 +1,4 @@
-"""From a completion to the reply that is recorded and sent."""
+"""Parses a completion into the reply that is recorded and sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,25 +12,29 @@ from marlaas_worker.rollout.stops import WritingTokenizer
 
 
 class ReadingTokenizer(Tokenizer, WritingTokenizer, Protocol):
-    """A tokenizer that reads replies as its model family writes them."""
+    """A tokenizer that parses replies in the format of its model family."""
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
-        """Read a reply's ids without the end token (`renderers.Renderer.parts`)."""
+        """Parse a reply's ids, without the end token (`renderers.Renderer.parts`)."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReply:
-    """A reply's text, and its parts; None if they are the text."""
+    """A reply's text, and its parts: reasoning, content, tool calls, raw text. parts: None if text, content and raw text are equal."""
 
     text: str
     parts: ReplyPartsMessage | None
 
 
 def read(tokenizer: ReadingTokenizer, prompt: Prompt, output_ids: Sequence[int], stop_reason: StopReason) -> ReadReply:
-    """Read the reply to a prompt.
+    """Parse a completion into its text, and into reasoning, content and tool calls in the format of the model family.
 
-    A tool call that the environment has begun (an assistant's message at the end of `Agent.ask`) is one of the reply's calls.
+    The prompt may end with the beginning of the assistant's message, from the template or from the environment (a prefill). A tool call
+    that starts there belongs to the reply.
+
+    Args:
+        output_ids: the generated ids; with the end token if `stop_reason` is STOP.
     """
     draft = prompt.draft
     spoken = output_ids[:-1] if stop_reason is StopReason.STOP else output_ids
@@ -42,7 +46,11 @@ def read(tokenizer: ReadingTokenizer, prompt: Prompt, output_ids: Sequence[int],
 
 
 def _with_begun_call(tokenizer: ReadingTokenizer, draft: Draft, spoken: Sequence[int], reply: ReadReply) -> ReadReply:
-    """Return the reply with the calls of opening and reply together, if they are more than its own."""
+    """Return the reply with the calls that are found if the prompt's opening and the output are parsed together.
+
+    Calls that are complete in the opening are left out. The reply is returned as it is if nothing more is found. spoken: the output's ids
+    without the end token.
+    """
     opened, before = tokenizer.encode(draft.opening), draft.text.removesuffix(draft.begun)
     own, given, whole = (
         reply.parts,
