@@ -1,9 +1,9 @@
 """Admission: which waiting jobs start now, what the others wait for, and which running jobs make room. No I/O.
 
-An admitted job stays admitted until it ends, is suspended, or is preempted (`preemption`); edits, restarts and newcomers
-change nothing. Nothing is refused here: the current replicas do not show what their pool will offer later, so a job that
-does not fit waits. A job that can never fit the pool's spec is refused earlier (`marlaas_operator.policies.job_phase`,
-`marlaas validate`).
+An admitted job stays admitted until it ends, is suspended, or is preempted (`preemption`); edits of the job, restarts of the
+orchestrator and new jobs do not change that. No job is refused here: the current replicas do not show what their pool will offer
+later, so a job that does not fit waits. A job that can never fit the pool's spec is refused earlier
+(`marlaas_operator.policies.job_phase`, `marlaas validate`).
 """
 
 from collections import Counter
@@ -32,12 +32,12 @@ from marlaas_worker.orchestrator.quota import QuotaMessages, Quotas
 from marlaas_worker.orchestrator.shares import Holdings, PastUse
 
 RECONSIDER_S = 5.0
-"""Time after which a decision is made again although nothing has changed: past use decays, and minimum run times end."""
+"""Seconds for which a decision is reused while the scene does not change. Then it is recomputed: past use decays, and minimum run times end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """An admission decision. A job that is not admitted is queued or suspended. reason: CamelCase; message: for people."""
+    """The decision on one job; if it is not admitted, it is queued or suspended. reason: a `Reason`, in CamelCase. message: text for people."""
 
     admitted: bool
     reason: str
@@ -46,7 +46,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class TenantTerms:
-    """A tenant's weight and quota."""
+    """A tenant's quota, and its weight, by which its share is divided."""
 
     weight: float = 1.0
     quota: TenantQuota = field(default_factory=TenantQuota)
@@ -58,13 +58,13 @@ class AdmissionScene:
 
     Attributes:
         waiting: documents of jobs that are not admitted.
-        holding: documents of admitted jobs; they count, whatever their pool offers now.
-        since: for each of `holding`, when it was last admitted, unix seconds.
-        pools: capacities of pools that serve.
-        tenants: a tenant that is absent has weight 1 and no quota.
-        stored: bytes that each tenant's jobs keep.
+        holding: documents of admitted jobs. Their units count as held even if their pool has fewer now.
+        since: when each of `holding` was last admitted, in the same order, unix seconds.
+        pools: capacities of the pools that serve, by name.
+        tenants: terms by tenant; a tenant that is absent has weight 1 and no quota.
+        stored: by tenant, bytes that its jobs keep in the blob store.
         now: unix seconds.
-        progress_of: a job's published progress.
+        progress_of: returns a job's published progress; None before the first.
     """
 
     waiting: list[JobDocument]
@@ -77,7 +77,7 @@ class AdmissionScene:
     progress_of: Callable[[JobRef], Progress | None] = lambda _: None
 
     def stands_for(self, other: "AdmissionScene") -> bool:
-        """Return whether a later scene has the same jobs, pools and tenants, so that the decision is the same."""
+        """Return whether the decision on this scene holds for another: less than RECONSIDER_S later, with the same jobs, pools and tenants."""
         return (
             0 <= other.now - self.now < RECONSIDER_S
             and len(self.waiting) == len(other.waiting)
@@ -90,7 +90,7 @@ class AdmissionScene:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionDecision:
-    """Decisions on all waiting jobs by uid; and the running jobs that have to stop, by uid, each with the reason."""
+    """By uid, the decision on each waiting job (`admissions`), and why each running job that must stop is preempted (`preempted`)."""
 
     admissions: dict[str, Admission] = field(default_factory=dict)
     preempted: dict[str, str] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class AdmissionQueue:
         self._last: tuple[AdmissionScene, AdmissionDecision] | None = None
 
     def decide(self, scene: AdmissionScene) -> AdmissionDecision:
-        """Decide on every waiting job."""
+        """Decide on every waiting job, and which running jobs must stop."""
         if self._last is not None and self._last[0].stands_for(scene):
             return self._last[1]
         decision, queued = AdmissionDecision(), list[JobDocument]()
@@ -129,11 +129,11 @@ class AdmissionQueue:
         return decision
 
     def advance(self, now: float) -> None:
-        """Add the use since the last call to the tenants' past use."""
+        """Add the use since the last call to the tenants' past use. now: unix seconds."""
         self.past.advance(now, self._shares)
 
     def entered(self, document: JobDocument) -> None:
-        """Charge a job's tenant for its admission."""
+        """Charge a job's admission to its tenant's past use."""
         self.past.enter(document.tenant, self._demands.share_of(document))
 
     def left(self, document: JobDocument) -> None:
@@ -176,10 +176,15 @@ class AdmissionQueue:
     def _resume_preemptions(
         self, waiting: Mapping[str, JobDemand], running: Container[str], order: FairOrder
     ) -> set[str]:
-        """Keep room for jobs whose victims still run; admit those whose victims have stopped. Return the former's uids.
+        """Continue the preemptions in progress; return the uids of the jobs for which units are reserved.
 
-        If the job that was to be admitted no longer waits, its victims go on. A pool that has become smaller since, or was
-        too small before, changes nothing: the victims have freed what the job needs.
+        Reserve units for a preemptor while any of its victims runs; admit it once they have all stopped. This does not check the pool's
+        free units again, even if the pool has become smaller: the victims have freed what the preemptor needs. A preemption ends, and
+        its victims keep running, if the preemptor no longer waits or is over its quota.
+
+        Args:
+            waiting: demands of queued jobs, by uid.
+            running: uids of admitted jobs.
         """
         reserved = set()
         pending, self._victims = self._victims, {}
@@ -210,7 +215,7 @@ class AdmissionQueue:
         decision: AdmissionDecision,
         order: FairOrder,
     ) -> None:
-        """Add the verdicts on jobs that stay queued."""
+        """Add to `decision` why each queued job that is not admitted waits."""
         running = {document.uid: document.ref for document in scene.holding}
         self._messages.begin()
         for document in sorted(queued, key=lambda one: (-one.spec.priority, one.created_at)):
@@ -232,7 +237,7 @@ class AdmissionQueue:
 
 
 def _waits_for(document: JobDocument, lacking: list[Resource], pools: Mapping[str, PoolCapacity]) -> Admission:
-    # No number that changes with other jobs: each change would rewrite the progress of thousands of waiting jobs.
+    # The texts contain no number that depends on other jobs: each change would rewrite the progress of thousands of waiting jobs.
     if lacking and all(name != SLOTS for _, name in lacking):
         pool, name = lacking[0]
         advice = " (kvCacheBytes)" if name == KV_CACHE else ""
@@ -247,9 +252,9 @@ def _waits_for(document: JobDocument, lacking: list[Resource], pools: Mapping[st
 
 
 def _hindrance(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> Admission | None:
-    """Return why a job does not queue for its pools now; None if it does.
+    """Return why a waiting job is kept out of the queue for its pools now; None if it is queued.
 
-    A job that could not run takes no position in the queue.
+    A job in the queue can hold up others, so a job that could not run takes no position in it.
     """
     if document.spec.suspend:
         return Admission(False, Reason.SUSPENDED, "spec.suspend is true; set it to false to go on")
@@ -267,7 +272,7 @@ def _hindrance(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> Admi
 
 
 def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None:
-    """Return which need of the job's agents on a pool its serving replicas do not meet, with both numbers; None if they meet all."""
+    """Return the first need of the job's agents on a pool that its replicas do not meet, as text with both numbers; None if they meet all."""
     agents = [one.agent for one in agents_on(name, document)]
     rank, need = (
         max(agent.adapter.rank for agent in agents),
@@ -287,12 +292,12 @@ def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None
 
 
 def terms_of(documents: Iterable[tuple[int, JobDocument]]) -> dict[str, TenantTerms]:
-    """Return weight and quota of each tenant.
+    """Return weight and quota by tenant.
 
-    While the operator rewrites the documents of a tenant that was edited, they differ; the last written one counts.
+    While the operator rewrites the documents of an edited tenant's jobs, they differ; the document with the highest revision counts.
 
     Args:
-        documents: with their revisions.
+        documents: all job documents, with their revisions in the bucket `jobs`.
     """
     newest: dict[str, tuple[int, JobDocument]] = {}
     for revision, document in documents:
@@ -303,7 +308,7 @@ def terms_of(documents: Iterable[tuple[int, JobDocument]]) -> dict[str, TenantTe
 
 
 def stored_bytes(documents: Iterable[JobDocument], progress: Mapping[str, Progress]) -> dict[str, int]:
-    """Return the bytes that each tenant's jobs keep. progress: by uid."""
+    """Return, by tenant, the bytes that its jobs keep in the blob store; no entry for 0. progress: by uid."""
     total: Counter[str] = Counter()
     for document in documents:
         known = progress.get(document.uid)

@@ -4,9 +4,9 @@ Amounts are whole units. A resource of at most `GRAIN` has units of one; a large
 a need is rounded up. So sums are exact, and no pool is overcommitted by rounding.
 
 Adapters page in the engines, so a pool admits more agents than it has slots: `agentsPerSlot` agents take turns on one
-slot and on its part of the KV cache. An agent must be able to have one version resident at a time; the versions of one
-agent (maxStaleness + 2) must fit together, so that a job alone never pages. For the same reason all of a job's agents must
-fit a trainer's memory together.
+slot and on its part of the KV cache. An agent counts for one slot, although it uses up to maxStaleness + 2 versions at once.
+But a job is queued only if all versions of its agents fit one engine together, and all its agents one trainer's memory
+(`admission`), so that a job alone never pages.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ GRAIN = 1 << 12
 SLOTS, KV_CACHE, TRAINER_MEMORY = "adapter slots", "KV cache", "trainer memory"
 
 AGENTS_PER_PLACE = 2
-"""Agents that take turns on a place in a trainer's memory: parked agents need none (`trainer.room`)."""
+"""Agents that a pool admits for each one that fits a trainer's memory. They take turns: parked agents need none of it (`trainer.room`)."""
 
 Resource = tuple[str, str]
 """A pool's name, and one of the three resources."""
@@ -38,10 +38,10 @@ class PoolCapacity:
         max_model_len: longest conversation in tokens that every engine supports; 0 if unknown.
         agents: number of agents that the pool admits, over all engines.
         kv_tokens: tokens in the KV caches of all engines; 0 if unknown.
-        shared_kv_tokens: the same, each cache counted once for every agent that takes turns on a slot.
-        trainer_bytes: memory of the smallest trainer for adapters, gradients, moments and KL references; 0 if unknown. Any trainer may
-            have to take all agents.
-        bytes_per_rank: of that memory, need of one agent for each unit of rank, without a KL reference.
+        shared_kv_tokens: tokens that admitted jobs may need in all: each cache's tokens times the engine's `agentsPerSlot`; 0 if unknown.
+        trainer_bytes: memory of the smallest trainer for adapters, gradients, moments and KL references; 0 if unknown. Memory of several
+            trainers is not added up, since any trainer may have to take all agents.
+        bytes_per_rank: part of that memory that one agent needs for each unit of its adapter's rank, without a KL reference.
     """
 
     slots: int
@@ -54,7 +54,7 @@ class PoolCapacity:
     bytes_per_rank: int = 0
 
     def totals(self) -> dict[str, int]:
-        """Return what is limited, in slots (agents), tokens and bytes."""
+        """Return the total of each resource that is known: agents on adapter slots, tokens of KV cache, bytes of trainer memory."""
         known = {
             SLOTS: self.agents,
             KV_CACHE: self.shared_kv_tokens,
@@ -76,13 +76,13 @@ def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
 
 
 def unserved(document: JobDocument, reports: Iterable[ReplicaReport]) -> str:
-    """Return which of a job's pools have no ready rollout replica, and the agents there; empty if all have one."""
+    """Return, as text, which of a job's pools have no ready rollout replica, with the agents there; empty if all have one."""
     serving = {one.pool for one in reports if one.role == "rollout" and one.ready}
     return _unready("rollout replica", document, document.pools - serving)
 
 
 def trainerless(document: JobDocument, pools: Set[str], reports: Iterable[ReplicaReport]) -> str:
-    """Return which of these pools of a job have no ready trainer, and the agents there; empty if all have one."""
+    """Return, as text, which of these `pools` of a job have no ready trainer, with the agents there; empty if all have one."""
     training = {one.pool for one in reports if one.role == "trainer" and one.ready}
     return _unready("trainer", document, pools - training)
 
@@ -107,14 +107,14 @@ def _capacity(engines: list[ReplicaReport], trainers: list[ReplicaReport]) -> Po
 
 
 def totals(pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:
-    """Return the units of all known resources."""
+    """Return the total units of all known resources. pools: by name."""
     return {
         (pool, name): min(total, GRAIN) for pool, capacity in pools.items() for name, total in capacity.totals().items()
     }
 
 
 def trainer_bytes(document: JobDocument, pool: str, capacity: PoolCapacity) -> int:
-    """Return the trainer memory that a job's agents on a pool need; frozen agents need none."""
+    """Return the bytes of trainer memory that a job's agents on a pool need; frozen agents need none."""
     agents = (one.agent for one in agents_on(pool, document) if one.agent.trainable)
     return sum(
         trained_bytes(one.adapter.rank, document.spec.num_copies(one), capacity.bytes_per_rank) for one in agents
@@ -145,14 +145,14 @@ class JobDemand:
 
 
 class Demands:
-    """Demands of jobs at the present capacities, computed once for each document and capacity."""
+    """Cache of the jobs' demands at the pools' present capacities."""
 
     def __init__(self) -> None:
         self._pools: Mapping[str, PoolCapacity] = {}
         self._known: dict[str, JobDemand] = {}
 
     def update(self, pools: Mapping[str, PoolCapacity], uids: Iterable[str]) -> None:
-        """Set the capacities, and which jobs there are."""
+        """Set the pools' capacities, and drop the cached demands of all jobs but `uids`; if a capacity has changed, of all jobs."""
         before = self._known if pools == self._pools else {}
         self._pools = dict(pools)
         self._known = {uid: before[uid] for uid in uids if uid in before}
@@ -165,7 +165,7 @@ class Demands:
         return known
 
     def share_of(self, document: JobDocument) -> float:
-        """Return a job's own dominant share, not divided by a weight."""
+        """Return a job's own dominant share, its largest part of any resource's total; not divided by the tenant's weight."""
         amounts = totals(self._pools)
         return max((units / amounts[resource] for resource, units in self.of(document).need.items()), default=0.0)
 
@@ -187,16 +187,19 @@ def _need(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> dict[Reso
 
 
 def _kv_tokens(document: JobDocument, capacity: PoolCapacity) -> int:
-    """Return the job's working set in the KV cache: one reply for each episode that can be played at once.
+    """Return the tokens of KV cache that a job needs: one reply of the longest length for each episode that can be played at once.
 
-    It is an estimate: prompts are not known, and most replies are shorter. The engine's limiter corrects it. A job
-    counts for at most the whole cache, so that every job fits alone.
+    This is an estimate: prompts are not known, and most replies are shorter. The rollout role's request limiter keeps the real use
+    within the cache. A job counts for at most the whole cache, so that every job fits alone.
     """
     return min(document.spec.open_episodes * document.spec.rollout.max_tokens, capacity.kv_tokens)
 
 
 class Space:
-    """Free units of the pools, and whether a job in the space delays another one that waits for it."""
+    """Free units of the pools, and the test whether a job that is admitted now can delay another one that waits.
+
+    free: by resource; negative if admitted jobs hold more than the pool has now.
+    """
 
     def __init__(self, amounts: Amounts, holding: Iterable[JobDemand] = ()) -> None:
         self.free = dict(amounts)
@@ -215,11 +218,11 @@ class Space:
         return [resource for resource, units in demand.need.items() if units > self.free[resource]]
 
     def delays(self, demand: JobDemand, first: JobDemand) -> bool:
-        """Return whether a job, if it is admitted now, can delay `first`, which waits.
+        """Return whether `demand`, if it is admitted now, can delay `first`, which waits.
 
-        It can if the end of some set of running jobs would free enough of a resource for `first` without it, and too
-        little with it. This holds for every order in which the running jobs may end, since their run times are not known
-        (EASY backfilling; Lifka, 1995). Each resource is judged by itself, so the answer may be a false yes.
+        It can if some set of running jobs, when it ends, leaves enough of a resource for `first` only if `demand` is not admitted. Every
+        set counts, since run times are not known (backfilling as in EASY; Lifka, 1995). Each resource is checked by itself, so the
+        result may be True although no delay is possible.
         """
         return any(
             self._delays(resource, units, first.need[resource])
@@ -228,7 +231,14 @@ class Space:
         )
 
     def _delays(self, resource: Resource, units: int, wanted: int) -> bool:
-        """Return whether some set of running jobs frees n units with missing <= n < missing + units."""
+        """Return whether some set of running jobs, when it ends, leaves enough units for `wanted` only if the new job is not admitted.
+
+        That is: the set frees n units with missing <= n < missing + units, where missing = wanted - free.
+
+        Args:
+            units: that the new job would take.
+            wanted: units that the waiting job needs.
+        """
         missing = wanted - self.free[resource]
         least = max(0, missing)
         width = missing + units - least

@@ -1,13 +1,13 @@
 """The order of training tasks. It depends only on the job's seed and on past results.
 
 A *visit* is a position in the walk through the data, counted from 0 over all passes; visit v of a set of N
-tasks belongs to pass v // N. A visit is issued at most once, so it names the group; a skipped visit leaves a
-gap. The state is a `Walk` (in the ledger, written with the visits that it issued) and the results (in the step
+tasks belongs to pass v // N. A visit is issued at most once, so it is the group's index; a skipped visit leaves a
+gap. The state is a `Walk` (in the job's log, written with the visits that it issued) and the results (in the step
 records). After a crash both are read back, and the walk continues.
 
-The rule for resting tasks is a heuristic of curriculum learning for group-relative policy gradients: a group
+The rule for skipping tasks is a heuristic of curriculum learning for group-relative policy gradients: a group
 without variance has no advantage. DAPO (arXiv 2503.14476, section 3.2) discards such groups after sampling;
-resting saves the sampling.
+skipping their tasks saves the sampling.
 """
 
 from dataclasses import dataclass, replace
@@ -24,9 +24,10 @@ class Walk:
     """The position in the walk through the data.
 
     Attributes:
-        in_pass: visits skipped in the pass of `next_visit`.
-        solved: visits to solved tasks skipped since the job began.
-        hopeless: visits to hopeless tasks skipped since the job began.
+        next_visit: the visit to issue or skip next.
+        in_pass: number of visits skipped in the pass of `next_visit`.
+        solved: number of visits to solved tasks skipped since the job began.
+        hopeless: number of visits to hopeless tasks skipped since the job began.
     """
 
     next_visit: int = 0
@@ -38,7 +39,7 @@ class Walk:
 class DataOrder:
     """The order of one job's training tasks, and the known difficulties of the tasks.
 
-    first: number of the first visits, which go through another data set in its own order; the passes through the tasks begin after them.
+    first: number of visits before the passes; they go through another data set, the demonstrations, in its own order.
     """
 
     def __init__(self, spec: DataSettings, seed: int, first: int = 0) -> None:
@@ -60,7 +61,7 @@ class DataOrder:
         return permuted(offset, size, derive_seed(self._seed, "order", number))
 
     def add(self, outcome: TaskOutcome) -> None:
-        """Add a result. Repeated results change nothing, and the order of the calls does not matter."""
+        """Add the difficulty that a played visit has shown. Repeated results change nothing, and the order of the calls does not matter."""
         skip = self._spec.skip
         if skip is None or outcome.visit < self._first:
             return
@@ -70,7 +71,7 @@ class DataOrder:
             del results[visit]
 
     def skip_reason(self, visit: int) -> Difficulty | None:
-        """Return why a visit's task should be skipped; None if it should be played."""
+        """Return the difficulty for which a visit's task should be skipped; None if it should be played."""
         skip, size = self._spec.skip, self._spec.tasks
         if skip is None or size is None or visit < self._first:
             return None
@@ -101,8 +102,7 @@ class DataOrder:
     def _may_skip(self, walk: Walk) -> bool:
         """Return whether the next visit may be skipped.
 
-        At every point of a pass, at most the configured share of the pass is skipped, so tasks are always
-        issued.
+        At every point of a pass, at most the share `max_share` of its visits so far is skipped, so tasks are always issued.
         """
         skip, size = self._spec.skip, self._spec.tasks
         if skip is None or size is None:
@@ -128,7 +128,10 @@ def permuted(offset: int, size: int, seed: int) -> int:
 
 
 def _difficulty(results: dict[int, Difficulty], skip: SkipSettings) -> Difficulty | None:
-    """Return the difficulty of a task's last groups; None if they differ, vary in reward, or are fewer than `skip.after`."""
+    """Return the difficulty that a task's last groups agree on; None if they differ, have signal, or are fewer than `skip.after`.
+
+    results: difficulties by visit.
+    """
     found = set(results.values())
     if len(results) < skip.after or len(found) != 1 or found == {Difficulty.VARIED}:
         return None

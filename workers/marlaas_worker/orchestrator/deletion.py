@@ -26,7 +26,7 @@ from marlaas_worker.role import RoleContext
 ROUND_S = 1.0
 UNBIND_S = 15.0
 RETRY_S, LONGEST_RETRY_S = 1.0, 15.0
-"""First and longest pause after an error."""
+"""First and longest pause after an error, in seconds."""
 MAX_DELETES = 16
 
 log = logging.getLogger(__name__)
@@ -38,8 +38,8 @@ class DeletedJob:
     """A job to delete.
 
     Attributes:
-        agents: the agents that its document names.
-        keep_adapter: keep its published adapters in the blob store.
+        agents: names of its agents, as far as its document or progress contains them.
+        keep_adapter: whether its published adapters stay in the blob store.
     """
 
     ref: JobRef
@@ -62,7 +62,7 @@ class DeletedJob:
 
 
 class Deletion:
-    """Deletes one job."""
+    """Deletes one job. reports: returns the latest reports of all replicas."""
 
     def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, job: DeletedJob) -> None:
         self._bus, self._blobs, self._now = context.bus, context.blobs, context.now
@@ -70,7 +70,7 @@ class Deletion:
         self._ref = job.ref
 
     async def run(self) -> None:
-        """Return when nothing of the job is left. May be repeated. Raises errors of the bus and the blob store."""
+        """Delete the job, and return when nothing of it is left. May be repeated. Raises errors of the bus and the blob store."""
         if self._has_begun():
             await self._let_go()
             found = True
@@ -87,20 +87,20 @@ class Deletion:
         log.info("deleted job %s (uid %s)", self._ref, self._ref.uid)
 
     async def _count_late_use(self) -> None:
-        """Add the use that replicas have reported since the last write of the progress: generations end after the job's loop."""
+        """Add to the job's progress the use that replicas have reported since its last write: generations may end after the job's loop."""
         progress = self._progress_store.of(self._ref)
         if progress is not None and self._has_begun():
             await self._progress_store.put(with_late_use(progress, list(self._reports()), self._now()))
 
     def _has_begun(self) -> bool:
-        """Return whether the job was ever admitted. Otherwise it owns nothing: its progress is written before anything else."""
+        """Return whether the job was ever admitted. Otherwise it has no data to delete: a job's admission is published before anything else."""
         progress = self._progress_store.of(self._ref)
         return progress is not None and (progress.admitted or progress.started_at is not None)
 
     async def _let_go(self) -> None:
         """Wait until no trainer reports the job as bound, at most UNBIND_S.
 
-        A trainer that hangs loses the job with the policy key, which is also its lease.
+        A trainer that hangs loses the job when the policy record is deleted, which is also the trainer's lease.
         """
         mark = f".{self._ref.uid}."
         for _ in range(int(UNBIND_S / ROUND_S)):
@@ -109,7 +109,10 @@ class Deletion:
             await asyncio.sleep(ROUND_S)
 
     async def _round(self) -> bool:
-        """Remove everything that exists now. Return whether there were blobs or policies; then another round is needed."""
+        """Delete the job's messages, pins, blobs and policy records.
+
+        Return whether there were policy records or blobs to delete. Then another round is needed, since a worker may have written meanwhile.
+        """
         policies = await self._policies()
         await self._delete_messages([*self._job.agents, *policies])
         failpoint("orchestrator.delete.after_messages")
@@ -150,9 +153,13 @@ class Deletion:
             await bucket.delete(entry.key)
 
     async def _delete_blobs(self, policies: dict[str, PolicyRecord]) -> bool:
-        """Remove all blobs except those of published adapters; return whether there were any.
+        """Delete the job's blobs, except the manifests and files of the adapters that are kept (`_published`); return whether it deleted any.
 
-        Blobs in the folders of published adapters are removed first; `_kept` depends on that order.
+        Blobs in the folders of kept adapters are deleted before all others. So if a deletion is interrupted and repeated, and manifests on
+        the chain to a kept version are already gone, that version's folder holds only blobs to keep; `_kept` relies on that.
+
+        Args:
+            policies: the job's policy records, by agent. They name the newest manifest.
         """
         names = await self._blobs.list(job_prefix(self._ref))
         kept: set[str] = set()
@@ -182,8 +189,12 @@ class Deletion:
     async def _kept(self, adapter: AdapterRef, newest: BlobRef | None, folder: list[str]) -> set[str]:
         """Return the names of a version's manifest and files.
 
-        If the chain of manifests no longer reaches the version, an earlier attempt has already cleaned this
+        If the chain of manifests no longer reaches the version, an earlier attempt has already cleaned its
         folder. Then all blobs that are left in it are kept.
+
+        Args:
+            newest: the agent's newest manifest, where the chain begins; None if it is not known.
+            folder: names of all blobs in the version's folder.
         """
         ref = newest
         try:
@@ -214,7 +225,7 @@ class Deletion:
 async def delete(
     context: RoleContext, progress_store: ProgressStore, reports: Reports, job: DeletedJob, slots: asyncio.Semaphore
 ) -> None:
-    """Delete a job; an error is logged, and the deletion repeated until nothing of the job is left. slots: of deletions at a time."""
+    """Delete a job. A MarlaasError is logged, and the deletion is retried until nothing of the job is left. slots: limits concurrent deletions."""
     deletion = Deletion(context, progress_store, reports, job)
 
     async def run() -> None:

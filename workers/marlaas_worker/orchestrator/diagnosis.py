@@ -9,19 +9,19 @@ from marlaas_api.messages import EvalRecord, JobDocument, StepPlays, StepRecord
 from marlaas_api.reasons import Reason
 
 MAX_CUT, MAX_FLAT = 0.3, 0.8
-"""Shares of replies that were cut, and of groups without signal."""
+"""Largest share of replies that were cut, and of groups with equal rewards, without a warning."""
 MIN_ESS, MAX_GAP = 0.9, 0.1
-"""Effective sample size as a share of the tokens, and mean |log(trainer / engine)| of on-policy tokens, in nats."""
+"""Bounds of the effective sample size, as a share of the tokens, and of the mean |log(trainer / engine)| of on-policy tokens, in nats."""
 FEWEST_GROUPS = 4
-"""Of a step; with fewer groups, shares and repeated prompts are chance."""
+"""Fewest groups of a step for warnings about their rewards and prompts: in fewer groups, equal ones may be chance."""
 
 
 def warnings(document: JobDocument, step: StepRecord | None, evaluation: EvalRecord | None) -> dict[str, str]:
-    """Return a sentence by reason for each figure that is out of its bounds.
+    """Return the warnings: by reason, a sentence for each figure that is out of its bounds.
 
     Args:
-        step: the last one on record.
-        evaluation: of the newest evaluated version.
+        step: the last step on record.
+        evaluation: the record of the newest evaluated version.
     """
     found: dict[str, str] = dict(_of_evaluation(evaluation)) if evaluation is not None else {}
     return found | (dict(_of_step(document, step)) if step is not None else {})

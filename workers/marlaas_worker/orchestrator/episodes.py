@@ -28,7 +28,7 @@ _NO_TEXTS: Mapping[str, object] = {"fault_text": "", "tool_error": "", "load_not
 _NUMBER_BYTES, _METRIC_BYTES = 40, 160
 """Memory of a number in a tuple, and of a metric with its name, in CPython."""
 _NUMBERS_OF_A_REWARD = 12
-"""Memory of a turn's reward, a small object, in numbers."""
+"""Memory of a turn's reward, a small object, as a multiple of the memory of a number."""
 
 
 class EpisodeInvalid(Permanent):
@@ -66,7 +66,7 @@ def slim(episode: Episode) -> Episode:
 
 
 def kept_bytes(episode: Episode) -> int:
-    """Return the memory of the turns and metrics of an episode that is kept."""
+    """Return an estimate of the bytes of memory that the turns and metrics of an episode take."""
     numbers = sum(map(len, episode.leaves.values()))
     numbers += sum(len(choice.turns) + len(choice.rewards) for choice in episode.choices)
     numbers += _NUMBERS_OF_A_REWARD * sum(map(len, episode.turn_rewards.values()))
@@ -98,7 +98,14 @@ def _fault(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _is_of(token: str, episode: Episode, num_evaluated: int) -> bool:
-    """Return whether a group's token matches the episode's split and task."""
+    """Return whether the name of an episode's group fits the episode's split and index.
+
+    The name of a training group begins with `t`, and any index >= 0 fits. The name of an evaluation group contains the index.
+
+    Args:
+        token: the group's name without the job's uid: `t<number>`, or `e<index>v<version>`.
+        num_evaluated: number of the job's evaluation tasks.
+    """
     if episode.split is Split.TRAIN:
         return token.startswith("t") and episode.index >= 0
     return token.startswith(f"e{episode.index}v") and 0 <= episode.index < num_evaluated

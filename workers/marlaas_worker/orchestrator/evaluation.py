@@ -12,11 +12,13 @@ from marlaas_api.messages.job_spec import EvaluationSettings, JobSpec, SuiteSett
 
 @dataclass(slots=True)
 class EvaluationRun:
-    """One version under evaluation: the sum of the agents' `versions`.
+    """An evaluation in progress.
 
     Attributes:
-        step: number of finished steps after which its versions were the newest; it may begin later.
-        episodes: by index among the tasks of all suites, and member; the first record of a member counts.
+        version: sum of the agents' versions, which names the evaluation.
+        step: number of finished steps after which these versions were the newest; the evaluation may begin later.
+        versions: the evaluated versions, by agent.
+        episodes: by task index, counted over all suites, and member; the first record of a member counts.
     """
 
     version: int
@@ -49,7 +51,7 @@ class EvaluationRun:
         return [self.episodes[key] for key in sorted(self.episodes) if self.episodes[key].fault is None]
 
     def suite(self, name: str) -> "SuiteRun":
-        """Return the episodes of a suite."""
+        """Return the episodes of the suite `name` that have no fault."""
         own = [one for one in self.scored() if self.settings.at(one.index)[0].name == name]
         return SuiteRun(next(suite for suite in self.settings.plan if suite.name == name), own)
 
@@ -82,7 +84,7 @@ class SuiteRun:
         return {name: sum(some) / len(some) for name, some in values.items()}
 
     def result(self, agents: Sequence[str]) -> SuiteResult:
-        """Return the suite's results by the team's reward. agents: the trained ones."""
+        """Return the suite's results. An episode's reward is the mean reward of `agents`, the trained ones (`team_reward`)."""
         tasks = list(self._by_task(agents).values())
         means = [statistics.fmean(reward for reward, _ in own) for own in tasks]
         spread = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
@@ -97,7 +99,7 @@ class SuiteRun:
         )
 
     def _by_task(self, agents: Sequence[str]) -> dict[int, list[tuple[float, str]]]:
-        """Return team reward and answer of the samples of each task that has any."""
+        """Return, by task index, the team reward and the answer of each sample; without the samples that have no team reward."""
         found: dict[int, list[tuple[float, str]]] = {}
         for episode in self.episodes:
             reward = team_reward(episode, agents)
@@ -122,9 +124,12 @@ def pass_at(k: int, num: int, num_solved: int) -> float:
 
 
 def _majority(tasks: Sequence[Sequence[tuple[float, str]]]) -> float | None:
-    """Return the mean reward of each task's most frequent answer, of equals the one that came first; None without answers.
+    """Return the mean over tasks of the reward of the most frequent answer, the first of equally frequent ones; None if no sample has an answer.
 
-    Source: self-consistency (arXiv 2203.11171). Samples without an answer do not vote; a task without any counts 0.
+    Source: self-consistency (arXiv 2203.11171). Samples without an answer do not vote; a task without any answer counts 0.
+
+    Args:
+        tasks: reward and answer of each sample, by task.
     """
     if not any(answer for own in tasks for _, answer in own):
         return None
@@ -140,7 +145,10 @@ def _of_majority(samples: Sequence[tuple[float, str]]) -> float:
 
 
 def evaluated_text(record: EvalRecord) -> str:
-    """Return an evaluation for people; with its number of distinct tasks, where some are played more than once."""
+    """Return an evaluation's results as text for people: by suite, or if there are no suites, the mean reward.
+
+    If some tasks were played more than once, the mean reward is followed by the numbers of episodes and distinct tasks.
+    """
     if record.suites:
         return f"version {record.version}: " + "; ".join(
             suite_text(name, suite) for name, suite in record.suites.items()
@@ -160,15 +168,15 @@ def suite_text(name: str, suite: SuiteResult) -> str:
 
 
 def without_samples(record: EvalRecord) -> EvalRecord:
-    """Return what decisions need of a record: a job keeps all of them, and the texts of its samples are large."""
+    """Return a record without its samples and metrics. The records of a job stay in memory, and decisions do not need these large parts."""
     return record.model_copy(update={"samples": (), "metrics": {}})
 
 
 class EvaluationSchedule:
-    """Decides which evaluation of a job is next. An evaluation that a pause or a quick next step has delayed is made later.
+    """Decides which evaluation of a job is next. An evaluation that could not begin when it was due is made later.
 
     A strict job evaluates the versions after each due step, so that its evaluations depend on its seed alone. Other jobs
-    evaluate version 0 first, and then the newest versions once a due step is on record.
+    evaluate version 0 first. Later, once a due step is on record, they evaluate the versions that are the newest when the evaluation begins.
     """
 
     def __init__(self, agents: Iterable[str], *, strict: bool) -> None:
@@ -176,7 +184,7 @@ class EvaluationSchedule:
         self._missing: dict[int, Mapping[str, int]] = {0: dict.fromkeys(agents, 0)}
 
     def add_step(self, spec: JobSpec, finished: int, versions: Mapping[str, int]) -> None:
-        """Add the versions after `finished` steps, which are on record, if they are to be evaluated. spec: of the job."""
+        """Add the versions after `finished` recorded steps, if these are to be evaluated (`spec.evaluates`). versions: by agent."""
         if spec.evaluates(finished):
             self._missing[finished] = dict(versions)
 
@@ -188,7 +196,7 @@ class EvaluationSchedule:
         Args:
             known: recorded evaluations by version. A version is evaluated once.
             finished: number of recorded steps.
-            newest: versions by agent.
+            newest: newest committed versions, by agent.
         """
         last = max((one.step for one in known.values()), default=-1)
         for step, versions in list(self._missing.items()):
@@ -210,6 +218,10 @@ def best(records: dict[int, float], last: int, promote: str) -> int:
     """Return the version to promote: the last one, or the one with the highest evaluation (the later of equals).
 
     An evaluation whose episodes all ended in faults (NaN) is ignored.
+
+    Args:
+        records: mean rewards of the evaluations, by version.
+        promote: `last` or `best`.
     """
     known = {version: reward for version, reward in records.items() if not math.isnan(reward)}
     if promote == "last" or not known:

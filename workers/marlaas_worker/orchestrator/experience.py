@@ -1,7 +1,7 @@
 """The experience store of a job: collects episodes into groups until every member has ended, then splits a group by agent.
 
 FlexMARL (arXiv 2602.09578, section 4.2): one table per agent; the agents of a job share tasks and episodes, nothing else.
-Invariant: the first record of a member counts; replays and duplicates change nothing. Steps are handled in `steps`.
+Invariant: the first record of a member counts; replays and duplicates do not change a group's result. Steps are handled in `steps`.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from marlaas_worker.rl.credit import has_turn_signal, turn_returns
 
 _TO_EPISODES = CreditSettings()
 _FEWEST = 2
-"""Rewards that a comparison within a group needs."""
+"""Fewest rewards that can be compared within a group."""
 MAX_REPEATS = 4
 """Limit of the repeated plays that are kept for a group, in multiples of its size. The tokens of further ones count as unrecorded."""
 
@@ -35,12 +35,13 @@ class AgentGroup:
     """One policy's part of a complete group.
 
     Attributes:
-        trajectories: of members without a fault in which the agent has taken a turn; in a job of one agent, of all members
-            without a fault. With signal: those of each trained agent that plays the policy, then the candidates of each choice,
-            only of sets that have signal. Without signal: those of the policy's own agent.
-        rewards: of the agent itself, one for each member without a fault, whether it has taken a turn or not; empty if the task
-            may not call it.
-        other_rewards: the same of the further agents that play the policy, by name, whether their turns are trained or not.
+        trajectories: of the members without a fault in which the agent has taken a turn; in a job of one agent, of all members
+            without a fault. If `outcome` is SIGNAL: the trajectories of each trained agent that plays the policy, then the candidates
+            of each choice, but only the sets whose rewards have signal. Otherwise: the trajectories of the policy's own agent.
+        outcome: whether the group trains the policy, or why not.
+        rewards: of the policy's own agent, one for each member without a fault, whether the agent has taken a turn or not; empty if
+            the task may not call it.
+        other_rewards: the same of the other agents that play the policy, by name, whether their turns are trained or not.
     """
 
     trajectories: tuple[TrajectoryRef, ...]
@@ -54,10 +55,11 @@ class CompleteGroup:
     """A group whose members have all ended.
 
     Attributes:
-        index: index of the group, unique in the job.
+        index: index of the group, unique in the job. name: of the group, unique in the installation.
         agents: the part of each policy, by its agent, in the order of the manifest.
+        faults: number of faults by class, including those of earlier attempts.
         episodes: one for each member, in member order.
-        repeats: further plays of members, which do not count; without their turns.
+        repeats: further plays of members, of which only the usage counts; without their turns.
     """
 
     index: int
@@ -69,7 +71,7 @@ class CompleteGroup:
 
     @property
     def plays(self) -> GroupPlays:
-        """Figures of the members without a fault."""
+        """Figures of the plays of the members without a fault."""
         counted = [episode for episode in self.episodes if episode.fault is None]
         prompts = [episode.prompt for episode in counted if episode.prompt]
         return GroupPlays(
@@ -85,7 +87,7 @@ class CompleteGroup:
 
     @property
     def has_signal(self) -> bool:
-        """Whether it can train any agent."""
+        """Whether the group can train any agent."""
         return any(part.outcome is GroupOutcome.SIGNAL for part in self.agents.values())
 
 
@@ -101,9 +103,14 @@ class Experience:
         credit: CreditSettings = _TO_EPISODES,
         demonstrates: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """needs_no_others: rewards are not compared within the group, so that one is enough, and all have signal. credit: to turns.
+        """Create an empty store for the groups of a job.
 
-        demonstrates: whether a group is a demonstration: it has one member, and its reward is compared with nothing.
+        Args:
+            agents: all agents of the job.
+            group_size: number of members of a group, except demonstrations.
+            needs_no_others: rewards are not compared within a group, so one episode is enough, and every trajectory has signal.
+            credit: whether rewards count by episode or by turn, which decides whether they have signal.
+            demonstrates: returns whether a group, by name, is a demonstration: it has one member, whose reward is compared with nothing.
         """
         self._agents = tuple(agents)
         self._needs_no_others, self._demonstrates = needs_no_others, demonstrates
@@ -125,11 +132,11 @@ class Experience:
         return self._complete([members[key] for key in sorted(members)], tuple(repeated.values()))
 
     def episodes(self) -> Iterator[Episode]:
-        """Return the members that have ended of groups that are not complete."""
+        """Return the episodes of the groups that are not complete, one for each member that has ended."""
         return (episode for members in self._members.values() for episode in members.values())
 
     def ended(self, group: str) -> list[int]:
-        """Return the members that have ended of a group that is not complete."""
+        """Return the numbers of the members that have ended, in ascending order, of a group that is not complete."""
         return sorted(self._members.get(group, ()))
 
     def faults(self) -> Counter[str]:
@@ -150,7 +157,7 @@ class Experience:
         )
 
     def _part(self, agent: AgentSettings, episodes: Iterable[Episode], needs_no_others: bool) -> AgentGroup:
-        """Return an agent's part of a group. needs_no_others: one episode is enough, and all have signal."""
+        """Return the part that a group has for an agent's policy. needs_no_others: as in the constructor; also True for a demonstration."""
         fewest = 1 if needs_no_others else _FEWEST
         counted = [episode for episode in episodes if episode.fault is None]
         players = [one for one in self._agents if one.policy_name == agent.name]
@@ -196,7 +203,7 @@ class Experience:
 
 
 def _has_own_turn(agent: AgentSettings, episode: Episode) -> bool:
-    """Return whether an agent has a turn besides its candidates; one without any turn counts as if it had."""
+    """Return whether an agent has taken a turn that is not a candidate of one of its choices; also True if it has no choices."""
     choices = [one for one in episode.choices if one.agent == agent.name]
     candidates = {turn for one in choices for turn in one.turns}
     after = (one.parent is not None and one.parent not in candidates for one in choices)
@@ -218,13 +225,13 @@ def _trajectory(agent: AgentSettings, episode: Episode) -> TrajectoryRef:
 
 
 def _turn_rewards(agent: AgentSettings, episode: Episode) -> tuple[TurnReward, ...]:
-    """Return the rewards of an agent's turns, as parts of the reward that trains it."""
+    """Return the rewards of an agent's turns, times the weight of the agent's own reward in the reward that trains it."""
     own, weight = episode.turn_rewards.get(agent.name, ()), own_weight(agent)
     return own if weight == 1.0 else tuple(TurnReward(turn=one.turn, reward=weight * one.reward) for one in own)
 
 
 def _candidates(agent: AgentSettings, episode: Episode) -> list[tuple[TrajectoryRef, ...]]:
-    """Return the candidates of each of an agent's choices in an episode."""
+    """Return, for each of an agent's choices in an episode, the candidates as trajectories of one turn; empty for a choice without rewards."""
     return [
         tuple(
             TrajectoryRef(
@@ -251,7 +258,7 @@ def difficulty(parts: Iterable[GroupResolution | AgentGroup], solved_reward: flo
     """Return the difficulty of a group's task; None if too many of its members ended with a fault, or no trained agent was called.
 
     Args:
-        parts: of one group, an agent each.
+        parts: of one group, one for each policy.
         solved_reward: a task without signal is solved if every agent that took turns has at least this reward in every episode.
     """
     found = list(parts)

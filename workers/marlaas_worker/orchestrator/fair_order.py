@@ -33,14 +33,14 @@ def own_order(demands: Iterable[JobDemand]) -> list[JobDemand]:
 
 @dataclass(slots=True)
 class _Line:
-    """A tenant's waiting jobs in one pool, the next one last. first: the first that does not fit, once there is one."""
+    """A tenant's waiting jobs in one pool, the next one last. first: the first job of the line that was blocked; None if none was yet."""
 
     jobs: list[JobDemand]
     first: JobDemand | None = None
 
     @property
     def guarded(self) -> JobDemand | None:
-        """The job that the pool may have to guard."""
+        """The job of the line that others must not delay if its tenant is the least served one of the pool; None if there is none."""
         return self.first or (self.jobs[-1] if self.jobs else None)
 
 
@@ -49,7 +49,9 @@ class FairOrder:
     """One round of admissions.
 
     Attributes:
-        is_over_quota: whether a tenant's quota refuses a job; it must count the jobs that `admitted` was called for.
+        space: free units. holdings: units and shares of the tenants. Both change with each admission.
+        past: past use of the tenants. weight: returns a tenant's weight.
+        is_over_quota: returns whether a tenant's quota refuses a job; it must count the jobs that `admitted` was called for.
         admitted: called with each job that is admitted.
         blocked: jobs that do not fit, or would delay one that waits, in the order in which they were considered.
     """
@@ -71,7 +73,7 @@ class FairOrder:
         return [guard for guard in self._guards.values() if guard is not None]
 
     def run(self, waiting: Iterable[JobDemand]) -> None:
-        """Admit the jobs that may be admitted now."""
+        """Admit those of the waiting jobs that may be admitted now."""
         self._queue(waiting)
         heap = [(self._key(line.jobs[-1]), number) for number, line in enumerate(self._lines.values())]
         lines = list(self._lines.values())
@@ -87,12 +89,12 @@ class FairOrder:
                 heapq.heappush(heap, (self._key(line.jobs[-1]), number))
 
     def reserve(self, demand: JobDemand) -> None:
-        """Keep a job's units for it: other jobs are preempted for it and have not stopped yet."""
+        """Count a job's units as held without admitting it: other jobs are preempted for it, and have not stopped yet."""
         self.space.take(demand)
         self.holdings.take(demand)
 
     def admit(self, demand: JobDemand) -> None:
-        """Admit a job, whatever waits."""
+        """Admit a job without checking free units, quota or the jobs that wait."""
         self.reserve(demand)
         self.admitted(demand)
 
@@ -128,7 +130,7 @@ class FairOrder:
         return guards if line.first in (None, demand) else [*guards, line.first]
 
     def _guard(self, pool: str) -> JobDemand | None:
-        """Return the job of this pool that others must not delay: the next one, within quota, of the least served tenant."""
+        """Return the job of this pool that others must not delay: of the `guarded` jobs within quota, the least served tenant's; None if none."""
         return min(
             (one for line in self._of_pool[pool] if (one := line.guarded) is not None and not self.is_over_quota(one)),
             key=lambda one: self._rank(one, self.holdings.share(one.tenant)),

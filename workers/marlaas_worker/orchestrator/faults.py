@@ -18,14 +18,14 @@ A rolling update of a pool replaces its trainers one after the other, and each o
 
 @dataclass(slots=True)
 class GivenUp:
-    """Trainers of the job's pools by pool and name, with the time of their last report in seconds of the caller's clock."""
+    """Decides whether all trainers of a pool have given up an agent of the job. Keeps the time of each trainer's last report, by pool and name."""
 
     _seen_at: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def words(self, document: JobDocument, reports: Iterable[ReplicaReport], now: float) -> str | None:
         """Return one trainer's reason if every trainer of a pool has given up the same agent of the job; None otherwise.
 
-        Trainers whose report is missing for less than RETURN_S count as trainers that have not given up.
+        Trainers whose report is missing for less than RETURN_S count as trainers that have not given up. now: seconds of any clock.
         """
         trainers = [report for report in reports if report.role == "trainer" and report.pool in document.pools]
         self._seen_at |= {(report.pool, report.replica): now for report in trainers}
@@ -37,7 +37,7 @@ class GivenUp:
         return None
 
     def _of(self, pool: str, said: Mapping[str, str | None], now: float) -> str | None:
-        """Return one reason if all trainers of a pool have given up an agent. said: by trainer."""
+        """Return one reason if all trainers of a pool have given up an agent. said: by trainer, its reason; None: it has not given up."""
         mine = ((name, at) for (where, name), at in self._seen_at.items() if where == pool)
         is_awaited = any(name not in said and now - at < RETURN_S for name, at in mine)
         return None if is_awaited or not all(said.values()) else next(iter(said.values()), None)
@@ -47,11 +47,12 @@ class FaultWatch:
     """The share of faults over the last `window` episodes, once there are `at_least` of them.
 
     Args:
-        has_scored: an episode of the job has been scored.
+        max_share: largest share of faults with which the job goes on.
+        has_scored: whether an episode of the job was scored earlier.
 
     Attributes:
-        permanent: text of a fault that every play of the job has; empty without one, or if an episode was scored before. An
-            environment that has worked is not given up because one sandbox cannot load it: such faults count for the share.
+        permanent: text of a fault that every play of the job would have; empty if there was none before the first scored episode. Once
+            the environment has worked, the job does not fail because one sandbox cannot load it: such faults count for the share.
     """
 
     def __init__(self, window: int, max_share: float, at_least: int, *, has_scored: bool = False) -> None:

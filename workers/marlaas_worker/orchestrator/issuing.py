@@ -1,4 +1,4 @@
-"""Publishes the tasks of one job, pins the versions that their groups are sampled from, and says when it publishes none.
+"""Publishes the tasks of one job, pins the versions that their groups are sampled from, and decides when the job issues no tasks.
 
 A preempted job stops at a step boundary: it begins no step and no evaluation, and has a limited time for its groups in
 flight. Of groups that are not complete by then, the members that have not ended are played again after the next admission,
@@ -23,12 +23,12 @@ DRAIN_S = 30.0
 
 @dataclass(slots=True)
 class IssueHolds:
-    """Reasons for which an admitted job issues no tasks; each is empty while it does not apply.
+    """Reasons for which an admitted job issues no tasks, as texts; each is empty while it does not apply.
 
     Attributes:
-        over_quota: its tenant is over a quota.
-        preempted: it is preempted.
-        preempted_at: since when, unix seconds.
+        over_quota: the job's tenant is over the quota of a rate.
+        preempted: the job is preempted.
+        preempted_at: time of the preemption, unix seconds.
     """
 
     over_quota: str = ""
@@ -36,7 +36,7 @@ class IssueHolds:
     preempted_at: float = 0.0
 
     def preempt(self, why: str, now: float) -> bool:
-        """Set the reason for which the job is preempted; with an empty one it goes on. Return whether that changes anything."""
+        """Set why the job is preempted; if `why` is empty, the job goes on. Return whether this starts or ends a preemption."""
         changed = bool(why) != bool(self.preempted)
         if changed:
             self.preempted_at = now
@@ -53,9 +53,9 @@ class IssueHolds:
         return not self.over_quota and (not self.preempted or (state.strict and state.is_mid_step))
 
     def may_stop(self, state: JobState | None, now: float) -> bool:
-        """Return whether the job is preempted and may be stopped now.
+        """Return whether the job is preempted, and has drained or has had DRAIN_S to do so.
 
-        state: None while its records are not read; only they tell what the preemption would cut.
+        state: None while the job's records are not read; then it is not known whether the job has drained.
         """
         if not self.preempted:
             return False
@@ -71,7 +71,7 @@ class TaskIssuer:
     async def reissue(self, state: JobState, queued: Container[str]) -> None:
         """Requeue unfinished tasks that are missing from the queue.
 
-        A task that is queued twice would be played twice under one name.
+        queued: names of the groups whose tasks are in the queue. If one were queued again, it would be played twice under one name.
         """
         if not state.has_policies:
             return
@@ -80,7 +80,7 @@ class TaskIssuer:
             await self.publish_evaluation(state, state.evaluation, queued)
 
     async def publish_evaluation(self, state: JobState, run: EvaluationRun, queued: Container[str] = ()) -> None:
-        """Publish the tasks of an evaluation that have not ended. queued: groups that are in the queue already."""
+        """Pin and publish the tasks of an evaluation that have not ended. queued: names of the groups that are in the queue already."""
         for task in state.tasks.missing(run):
             await self._pin(task.group, run.versions)
             # Held-out tasks are played with the newest version, so that their rewards do not depend on a draw.
@@ -90,8 +90,8 @@ class TaskIssuer:
                 await self._records.publish_task(task)
 
     async def publish(self, state: JobState, indices: Sequence[int], queued: Container[str] = ()) -> None:
-        """Publish training tasks. queued: groups that are in the queue already."""
-        # Without a served version the first turn must load one: the newest. A replica would choose one that it knows.
+        """Pin and publish training tasks. indices: of their groups. queued: names of the groups that are in the queue already."""
+        # If no replica serves a fresh version, the first turn must load one. The pin makes it the newest; a replica would pin one that it knows.
         is_pinned = state.strict or not self._is_served(state)
         for index in indices:
             task = state.tasks.train(index)
@@ -105,7 +105,7 @@ class TaskIssuer:
             failpoint("orchestrator.issue.after_task")
 
     async def sampled_from(self, state: JobState, group: CompleteGroup) -> dict[str, int]:
-        """Return, by agent, the version that a group was sampled from; of a demonstrated one, the present version."""
+        """Return, by agent, the version that a group was sampled from: its pin, or without one or for a demonstration, the committed version."""
         if state.document.spec.demonstrates(group.name):
             return state.versions
         pins = {agent: await self._records.pin(agent, group.name) for agent in state.policies}
@@ -114,7 +114,8 @@ class TaskIssuer:
     async def oldest(self, state: JobState, index: int) -> dict[str, int]:
         """Return, by agent, the oldest version from which a turn of a group in flight is, or can still be, sampled.
 
-        A replica pins a group that has no pin yet to its newest version. A step waits for a replica that has none fresh enough.
+        A replica pins a group that has no pin yet to the newest version that it serves. If that is more than maxStaleness versions old, the
+        replica waits for a newer one, so such a version is not counted.
         """
         bound, group = state.document.spec.training.max_staleness, state.tasks.train(index).group
         served, at = self.served(state), state.assembly.next_versions
@@ -122,7 +123,10 @@ class TaskIssuer:
         return {agent: max(served[agent], at[agent] - bound) if pin is None else pin for agent, pin in pins.items()}
 
     def served(self, state: JobState) -> dict[str, int]:
-        """Return, by agent, the newest version that every replica serves which serves any; the newest one if none does."""
+        """Return, by agent, the lowest of the newest versions that the replicas serve; the committed one if no replica serves any.
+
+        A replica that serves no version of the agent within maxStaleness of the committed one is ignored.
+        """
         reports, found = list(self._reports()), dict(state.versions)
         bound = state.document.spec.training.max_staleness
         for one in (JobAgent(state.document, agent) for agent in state.document.spec.policies):
@@ -137,7 +141,7 @@ class TaskIssuer:
     async def restore_pins(self, state: JobState) -> None:
         """Recreate expired pins of groups that are partly played.
 
-        Their other members must be sampled from the same version, however long the job was suspended.
+        The other members of such a group must be sampled from the same version, however long the job was suspended.
         """
         spec, groups = state.document.spec, [state.tasks.train(index).group for index in state.groups.in_flight]
         open_groups = {group for group in groups if not spec.demonstrates(group)}

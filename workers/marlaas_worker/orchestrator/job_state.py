@@ -1,8 +1,8 @@
 """The state of one job and every decision about it, without I/O.
 
 The state is what `apply` makes of the job's events (the entries of its log, and its records), and of the episodes since then. So a
-restart after a crash and the original run reach the same state. A decision is an event that a function here returns and that
-changes nothing; `owned_job` logs it, and applies it then.
+restart after a crash and the original run reach the same state. Functions here return a decision as an event, and do not change the
+state; `owned_job` logs the event, and then applies it.
 """
 
 from collections import Counter, defaultdict
@@ -37,7 +37,7 @@ from marlaas_worker.orchestrator.open_groups import OpenGroups
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 
 MAX_PROMPTS = 50_000
-"""Of a job, about 5 MiB: all jobs share the orchestrator's memory."""
+"""Most digests of trained tasks that are kept for a job, about 5 MiB: all jobs share the orchestrator's memory."""
 
 
 TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
@@ -63,10 +63,12 @@ class RecordedTotals:
     """Totals over recorded steps and evaluations.
 
     Attributes:
-        skips: visits to tasks that were skipped, by why.
+        faults: number of faults of episodes, by class.
+        skips: number of skipped visits, by difficulty: `solved`, `hopeless`.
+        training_faults: number of faults of training, by class as in TRAINING_FAULTS.
         trainer_s: seconds that trainers computed.
         usage: by agent.
-        untrained: by agent, its steps without a new version, by the cause of most of their groups.
+        untrained: by agent, the number of its steps without a new version, by the most frequent cause among the step's groups.
     """
 
     faults: Counter[str] = field(default_factory=Counter)
@@ -97,8 +99,11 @@ class JobState:
     """State of one job.
 
     Attributes:
-        policies: by agent, in the order of the manifest.
-        evaluations: recorded ones by version, without their samples.
+        policies: policy records by agent, in the order of the manifest; version -1 while an agent has none.
+        evaluations: recorded evaluations by version, without their samples and metrics.
+        finished: number of recorded steps. last_step: the record of the last one; None before the first.
+        evaluation: the evaluation in progress; None if there is none.
+        episode_bytes: estimate of the bytes that an episode adds to the stream TURNS; 0 before the first measurement.
         trained_prompts: digests of the tasks of recorded steps, MAX_PROMPTS at most; with more, an overlap is a lower bound.
     """
 
@@ -181,7 +186,7 @@ class JobState:
 
     @property
     def committed(self) -> dict[str, int]:
-        """Last step that its trainer has finished, by agent; -1 before the first."""
+        """By agent, the last step that its trainer has finished; -1 before the first."""
         return {agent: record.step for agent, record in self.policies.items()}
 
     @property
@@ -228,7 +233,7 @@ class JobState:
         return min((*self.groups.turns_from(self.groups.indices), *evaluation), default=last_sequence + 1)
 
     def ledger(self) -> IssueLedger:
-        """Return the ledger of issued tasks and of the evaluation in progress that are not on record."""
+        """Return the ledger: the position in the training data, the open groups, and the evaluation in progress."""
         given_out, run = tuple(sorted(self.groups.indices)), self.evaluation
         return IssueLedger(
             **self._position(self.tasks.walk, self.tasks.past),
@@ -241,7 +246,7 @@ class JobState:
         )
 
     def _position(self, walk: Walk, past: PastDraw) -> dict[str, Any]:
-        """Return the fields of a DataPosition."""
+        """Return the fields of a DataPosition, as keyword arguments."""
         return self._names() | {
             "next_index": walk.next_visit,
             "skipped_in_pass": walk.in_pass,
@@ -256,7 +261,7 @@ class JobState:
         return {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
 
     def add_episode(self, episode: Episode) -> None:
-        """Add an episode. A restart reads those of resolved groups again; they count only for the share of faults.
+        """Add an episode. After a restart, those of decided groups are read again; they count only for the share of faults.
 
         Raises EpisodesTooLarge.
         """
@@ -283,7 +288,7 @@ class JobState:
         yield from (episode for group in self.groups.complete.values() for episode in group.episodes)
 
     def ended(self, group: str) -> list[int]:
-        """Return the members that have ended of a group that is not complete."""
+        """Return the numbers of the members that have ended, in ascending order, of a group that is not complete."""
         return self._experience.ended(group)
 
     def open_members(self) -> set[tuple[str, int]]:
@@ -299,18 +304,18 @@ class JobState:
         return members
 
     def is_open(self, group: str) -> bool:
-        """Return whether a group is issued and its step not on record, or whether it is of the evaluation in progress."""
+        """Return whether a group is issued and its step is not on record, or whether it belongs to the evaluation in progress."""
         return self._has(self.groups.indices, group)
 
     def is_undecided(self, group: str) -> bool:
-        """Return whether a group is in flight, or of the evaluation in progress."""
+        """Return whether a group is in flight, or belongs to the evaluation in progress."""
         return self._has(self.groups.in_flight, group)
 
     def issuing(self, number: int, last_sequence: int) -> TasksIssued:
-        """Return the next tasks to issue, with the past versions that play in them.
+        """Return the decision to issue the next `number` groups, with the past versions that play in them.
 
         Args:
-            last_sequence: of TURNS, as of now or earlier.
+            last_sequence: last sequence of the stream TURNS, as of now or earlier.
         """
         indices, walk = self.tasks.next(number)
         draft = self.assembly.open
@@ -318,7 +323,7 @@ class JobState:
         return TasksIssued(**self._position(walk, past), indices=tuple(indices), turns_from=last_sequence + 1)
 
     def beginning(self, run: EvaluationRun, last_sequence: int) -> EvaluationBegun:
-        """Return that an evaluation begins. last_sequence: as of `issuing`."""
+        """Return the decision to begin an evaluation. last_sequence: as in `issuing`."""
         numbers = {"version": run.version, "step": run.step, "turns_from": last_sequence + 1}
         return EvaluationBegun(**self._names(), **numbers, versions=dict(run.versions))
 
@@ -338,7 +343,7 @@ class JobState:
         return totals + (count_faults(self.evaluation.episodes.values()) if self.evaluation else Counter())
 
     def _has(self, indices: Collection[int], group: str) -> bool:
-        """Return whether a group is the training group of one of the indices, or of the evaluation in progress."""
+        """Return whether a group is the training group of one of the indices, or belongs to the evaluation in progress."""
         if (index := eval_index(group)) is None:
             index = group_index(group)
             return index in indices and group == train_group(self.document.ref, index)
@@ -372,7 +377,7 @@ class JobState:
             self.evaluation = EvaluationRun(version, step, self.document.spec.evaluation, versions)
 
     def _move_to(self, position: DataPosition) -> None:
-        """Move to a position in the training data."""
+        """Set the position in the training data, the drawn past versions and the size of an episode."""
         skipped = position.skipped_in_pass, position.skipped_solved, position.skipped_hopeless
         self.tasks.walk = Walk(position.next_index, *skipped)
         self.tasks.past = PastDraw(position.past_step, position.past_versions)

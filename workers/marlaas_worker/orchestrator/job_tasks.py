@@ -13,7 +13,10 @@ from marlaas_worker.orchestrator.experience import AgentGroup, difficulty
 
 @dataclass(frozen=True, slots=True)
 class PastDraw:
-    """By agent that plays past versions, the version that it plays in the groups that are issued while `step` is open."""
+    """Past versions that play in the groups that are issued while `step` is the open step.
+
+    versions: by agent that plays past versions. step: -1 before the first draw.
+    """
 
     step: int = -1
     versions: Mapping[str, int] = field(default_factory=dict)
@@ -25,7 +28,12 @@ def past_players(document: JobDocument) -> list[AgentSettings]:
 
 
 class JobTasks:
-    """Tasks of a job. walk: the position in the training data. past: the draw of the newest step that has one."""
+    """The tasks of one job.
+
+    Attributes:
+        walk: position in the training data.
+        past: past versions drawn for the step of the newest issued tasks; `PastDraw()` before the first.
+    """
 
     def __init__(self, document: JobDocument) -> None:
         self._document = document
@@ -33,12 +41,12 @@ class JobTasks:
         self.walk, self.past = Walk(), PastDraw()
 
     def drawn(self, step: int, newest: Mapping[str, int]) -> PastDraw:
-        """Return the past versions that play in a step: those that were drawn for it, as its newest versions may change while it is open.
+        """Return the past versions that play in a step. A step keeps its first draw, as the newest versions may change while it is open.
 
-        Uniform among the agent's `window` versions before the newest, from the job's seed. Version 0 plays until there is another.
+        An agent's version is drawn uniformly from the `policy.last` versions before the newest one, by the job's seed; 0 if there are none.
 
         Args:
-            newest: by policy.
+            newest: newest version, by the agent whose policy is played.
         """
         if step == self.past.step:
             return self.past
@@ -60,10 +68,10 @@ class JobTasks:
             self._order.add(outcome)
 
     def outcomes(self, groups: Iterable[GroupResolution]) -> tuple[TaskOutcome, ...]:
-        """Return the difficulties of the groups' tasks, for the step record; empty if the job never skips tasks.
+        """Return the known difficulties of the groups' tasks, for the step record; empty if the job never skips tasks.
 
         Args:
-            groups: the decisions for all agents.
+            groups: the decisions about the groups for all agents, in any order.
         """
         by_index: dict[int, list[GroupResolution]] = {}
         for group in groups:
@@ -71,18 +79,18 @@ class JobTasks:
         return tuple(outcome for index, parts in by_index.items() for outcome in self.outcome(index, parts))
 
     def outcome(self, visit: int, parts: Iterable[GroupResolution | AgentGroup]) -> list[TaskOutcome]:
-        """Return the difficulty of a group's task; nothing if it is not known, or the job never skips tasks.
+        """Return the difficulty of a group's task, as a list of one; empty if it is not known, or the job never skips tasks.
 
         Args:
             visit: index of the group.
-            parts: of the group, an agent each.
+            parts: of the group, one for each policy.
         """
         skip = self._document.spec.training.data.skip
         known = difficulty(parts, skip.solved_reward) if skip is not None else None
         return [TaskOutcome(index=self._order.task(visit), visit=visit, difficulty=known)] if known is not None else []
 
     def new_skips(self, recorded: Mapping[str, int]) -> tuple[int, int]:
-        """Return the visits to solved and to hopeless tasks that were skipped and are not recorded yet. recorded: by reason."""
+        """Return the numbers of skipped visits to solved and to hopeless tasks that are not recorded yet. recorded: recorded ones by difficulty."""
         return self.walk.solved - recorded["solved"], self.walk.hopeless - recorded["hopeless"]
 
     def train(self, index: int) -> TaskMessage:
@@ -90,7 +98,7 @@ class JobTasks:
         return self._task(train_group(self._document.ref, index), Split.TRAIN, self._order.task(index))
 
     def missing(self, run: EvaluationRun) -> list[TaskMessage]:
-        """Return the tasks of an evaluation of which an episode is missing."""
+        """Return the messages of the evaluation tasks of which at least one episode is missing."""
         missing: dict[int, set[int]] = {}
         for index, member in run.missing():
             missing.setdefault(index, set()).add(member)

@@ -1,7 +1,7 @@
-"""The jobs that this orchestrator knows: it starts and stops their control loops, and cleans up after their ends.
+"""Starts and stops the control loops of the jobs that this orchestrator knows, and cleans up after the jobs' ends.
 
-One object holds everything that is kept of a job between two rounds, and is dropped as a whole. Each round writes the last progress,
-purges and emits the events that an object still lacks; after an error, the next round does.
+One object holds everything that is kept of a job between two rounds, and is dropped as a whole. Each round does what is left to do for
+the jobs that have ended: write the last progress, purge messages, emit events. What fails is done by the next round.
 """
 
 import asyncio
@@ -28,7 +28,10 @@ from marlaas_worker.orchestrator.retention import Retention
 from marlaas_worker.role import RoleContext
 
 MAX_CRASHES = 3
-"""Most unexpected errors of a job's loop without a finished step in between: one may be transient, or recur with the job's records for ever."""
+"""Unexpected errors of a job's loop, without a finished step in between, after which the job fails.
+
+A single error may be transient; one that the job's records cause recurs after every restart.
+"""
 CRASH_PAUSE_S = 1.0
 PURGE_S = 1.0
 
@@ -40,13 +43,13 @@ class KnownJob:
     """A job, from its first document until it has none and nothing is left to do.
 
     Attributes:
-        document: the last readable one; None once it is gone.
-        owned: its control loop, until its last progress is written. task: of the loop.
-        is_stopped: the loop was stopped early, so an error of its task does not count.
-        published: the decision that was published while the job waits, and on which document.
-        crashes: unexpected errors of its loop since `crash_step` was its last finished step. crashed_at: unix seconds.
-        is_over: its queued tasks are to be purged. last: its last progress, of which an event tells; None: of none.
-        turn_bytes: of its recorded turns, the replicas' total at the last purge after its end.
+        document: the last document that could be parsed; None once the job is gone.
+        owned: its control loop; None once the loop's last progress is written. task: the asyncio task of the loop.
+        is_stopped: whether the loop was stopped early, so that an error of its task does not count.
+        published: the last decision that was published while the job waits, and the document that it was about.
+        crashes: unexpected errors of its loop since it had `crash_step` finished steps. crashed_at: time of the last one, unix seconds.
+        is_over: whether its queued tasks are still to be purged. last: its last progress, for an event that is still to be emitted, or None.
+        turn_bytes: bytes of its recorded turns, as the replicas reported them at the last purge after its end.
         retention: purges its turns after its end; None once that is done.
     """
 
@@ -66,7 +69,7 @@ class KnownJob:
 
     @property
     def is_done(self) -> bool:
-        """Whether the job is gone, and nothing is left to do."""
+        """Whether the job's document is gone, and nothing is left to do for it."""
         return self.document is None and self.owned is None and self.retention is None and not self.is_over
 
     def is_pausing(self, now: float) -> bool:
@@ -87,8 +90,8 @@ class KnownJob:
 class Jobs:
     """All known jobs.
 
-    Methods that write raise Overtaken and errors of the bus. What is not done then is done by the next call; until then, the caller
-    must not admit jobs: progress that says that an ended job is admitted would start it again.
+    Methods that write raise Overtaken and errors of the bus. The next call does what was not done then. Until it succeeds, the caller
+    must not admit jobs: a job that has ended may still be admitted by its stored progress, and would be started again.
 
     Args:
         reports: returns the latest reports of all replicas.
@@ -112,11 +115,11 @@ class Jobs:
         return len(self._running)
 
     def running(self) -> Iterator[OwnedJob]:
-        """Yield the control loops of this moment; they may be stopped meanwhile."""
+        """Yield the control loops that exist at the call; the caller may stop them while it iterates."""
         return iter([job.owned for job in self._running.values() if job.owned is not None])
 
     def of(self, document: JobDocument) -> KnownJob:
-        """Return the object of a job; it is made at the first call."""
+        """Return the object of a job, which is created at the first call."""
         return self._jobs.setdefault(document.uid, KnownJob(document.ref))
 
     def wake(self, key: str) -> None:
@@ -125,14 +128,17 @@ class Jobs:
             job.owned.wake.set()
 
     def take_moved(self) -> list[OwnedJob]:
-        """Return the jobs that have run an iteration since the last call, but those that have ended."""
+        """Return the control loops that have run an iteration since the last call, except those that have ended."""
         moved = [owned for owned in self.running() if owned.moved and owned.ended is None]
         for owned in moved:
             owned.moved = False
         return moved
 
     async def begin(self, last_turn: int) -> None:
-        """Take over the jobs that had ended before this orchestrator began. last_turn: last sequence of TURNS."""
+        """Take over the jobs that had ended before this orchestrator began: purge their tasks, and have their turns purged.
+
+        last_turn: last sequence of the stream TURNS.
+        """
         for progress in self._progress_store.all():
             if progress.phase.final:
                 job = self._jobs[progress.uid] = KnownJob(progress.ref)
@@ -174,11 +180,11 @@ class Jobs:
             await asyncio.gather(job.task, return_exceptions=True)
 
     async def stop_all(self) -> None:
-        """Stop all loops, and write nothing."""
+        """Cancel the control loops of all jobs, and wait for their end. Progress stays as it is: the next orchestrator resumes the jobs."""
         await asyncio.gather(*(self.stop(job) for job in self._running.values()))
 
     def detach(self, job: KnownJob) -> None:
-        """Remove the loop of a job, which has ended or was stopped."""
+        """Drop the loop of a job, which has ended or was stopped, and release the job's space in the stream TURNS."""
         if job.owned is not None:
             job.owned.release_space()
         job.owned = job.task = None
@@ -225,7 +231,7 @@ class Jobs:
                 self._mark_turns(job, last_turn)
 
     async def purge_turns(self) -> None:
-        """Purge the turns of ended jobs, until cancelled. A recorder of `marlaas run` that reads a job has read its last episodes before."""
+        """Purge the turns of ended jobs, until cancelled. If a recorder of `marlaas run` reads a job, it gets time to read its last episodes."""
         while True:
             await patiently(self.purge_once, "purging the turns of ended jobs", PURGE_S)
             await asyncio.sleep(PURGE_S)
@@ -240,7 +246,7 @@ class Jobs:
     async def _write_end(self, job: KnownJob, owned: OwnedJob, error: BaseException | None) -> None:
         """Handle the end of a job's task. An error ends or restarts only this job, except Overtaken, which is raised.
 
-        Write the last recorded steps of a job that was stopped early.
+        For a job that was stopped early, write the progress that contains its last recorded steps.
         """
         progress = owned.progress()
         if isinstance(error, Exception) and not isinstance(error, Overtaken):

@@ -1,4 +1,4 @@
-"""Usage of episodes: a fold over the turns that the rollout role recorded. Only the seconds of episodes come from the sandbox."""
+"""Usage of episodes, summed from the turns that the rollout role recorded. Only the seconds of episodes come from the sandbox."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,7 +43,7 @@ class _Meters:
         self.engine_s += meter.share_s
 
     def amounts(self) -> UsageAmounts:
-        """Return the sums, the generated tokens as open."""
+        """Return the sums. All generated tokens count as open, which means that their use is not decided."""
         return UsageAmounts(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
@@ -58,7 +58,7 @@ class _Play:
     """The turns of one play of a member.
 
     Attributes:
-        first, last: preemptions of the job before the first and before the last of its turns.
+        first, last: number of the job's preemptions before the first and before the last of the play's turns.
         meters: by agent.
     """
 
@@ -77,11 +77,11 @@ class _Play:
 
     @property
     def cut(self) -> AgentAmounts:
-        """The usage, if a preemption of the job cut the play."""
+        """The usage, with all tokens counted as cut by a preemption of the job."""
         return {agent: one.preempted() for agent, one in self.amounts.items()}
 
     def counted_as(self, use: TokenUse) -> AgentAmounts:
-        """Return the usage with all tokens counted by their use."""
+        """Return the usage with all tokens counted as `use`."""
         return _counted_as(self.amounts, use)
 
 
@@ -117,11 +117,13 @@ class Metering:
         return self._by_policy(_counted_as(self._of_episodes(episodes), TokenUse.EVALUATION))
 
     async def of_cut_plays(self, members: Collection[tuple[str, int]], num_preemptions: int) -> UsageAmounts:
-        """Return the usage of the plays that the job's next preemption cuts: of each member the last play, if its last turn belongs to the present admission.
+        """Return the usage of the plays that the job's next preemption cuts.
+
+        Of each member, this is the last play, if the play's last turn was recorded since the job's last admission.
 
         Args:
             members: groups and members that are open and have no Episode.
-            num_preemptions: of the job, before this one.
+            num_preemptions: number of the job's preemptions before this one.
         """
         await self._read_new()
         plays = (self._plays[member] for member in members if member in self._plays)
@@ -139,7 +141,7 @@ class Metering:
         return amounts
 
     def _of_member(self, episode: Episode, repeats: Sequence[Episode]) -> AgentAmounts:
-        """Return the usage of all plays of a member. episode: of the play that counts."""
+        """Return the usage of all plays of a member, and drop the plays. episode: of the play that counts. repeats: of later plays."""
         plays = self._plays.pop((episode.group, episode.member), {})
         own, again = plays.pop(episode.episode, None), [plays.pop(one.episode, None) for one in repeats]
         before = sorted((attempt_of(name), name) for name in plays if attempt_of(name) < attempt_of(episode.episode))
@@ -150,7 +152,7 @@ class Metering:
             parts.append(own.amounts if episode.fault is None else own.counted_as(TokenUse.FAILED))
         for play in again:
             if play is not None:
-                is_cut = own is not None and play.first > own.last  # it had been played before the preemption
+                is_cut = own is not None and play.first > own.last  # The play that counts ended before the preemption.
                 parts.append(play.cut if is_cut else play.counted_as(TokenUse.REPEATED))
         return reduce(merged, parts, {})
 
@@ -192,13 +194,13 @@ def _counted_as(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmou
 def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:
     """Return the plays that preemptions cut.
 
-    Of the plays whose last turn follows the same number of preemptions, the last one was cut if a later turn of the member follows more.
+    Of the plays whose last turn has the same number of preemptions, the last one was cut if a later turn of the member has a higher number.
 
     The rollout role records with each turn how often the job had been preempted, so a sandbox cannot feign a preemption.
 
     Args:
         earlier: plays of a member without an Episode, in the order of their attempts.
-        counted: its play that counts; None if that has no turn.
+        counted: the member's play that counts; None if no turn of it is recorded.
     """
     last = {play.last: play for play in earlier}
     until = max(last, default=0) if counted is None else counted.first

@@ -39,7 +39,7 @@ def samples(
 
 
 def _of_agents(progress: Progress) -> Iterator[Sample]:
-    """Yield the values of each agent. They have names of their own: a sum over a job's series counts nothing twice."""
+    """Yield the values of each agent. Their metrics have other names than the job's, so that a sum over a job's series counts no value twice."""
     for name, agent in progress.agents.items():
         labels = {**of_job(progress.ref), "agent": name}
         values = {
@@ -62,7 +62,10 @@ def _held(amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
 
 
 def _tokens(of: str, amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
-    """Yield the tokens of an agent of a job, or of a tenant. Open tokens are left out: they fall when a step finishes."""
+    """Yield the tokens of an agent of a job, or of a tenant. of: `job` or `tenant`.
+
+    Open tokens are left out, because their number decreases when a step finishes, and a counter must not decrease.
+    """
     prompt, name = "Tokens of prompts.", f"marlaas_{of}_prompt_tokens_total"
     yield Sample(name, "counter", prompt, amounts.prompt_tokens, labels)
     prompt, name = "Tokens of prompts from the prefix cache.", f"marlaas_{of}_cached_tokens_total"

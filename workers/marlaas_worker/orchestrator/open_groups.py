@@ -12,12 +12,12 @@ MAX_KEPT_BYTES = 256 << 20
 
 
 class OpenGroups:
-    """Open groups by index, and where in the stream TURNS their turns begin. Older turns may be purged.
+    """Open groups by index, and where in the stream TURNS their turns begin. Turns before the first of these may be purged.
 
     Attributes:
-        in_flight: issued, and not decided.
-        complete: those in flight whose members have all ended.
-        decided: a step has them, or they are unused; the step is not on record.
+        in_flight: indices of the groups that are issued, and not decided.
+        complete: the groups in flight whose members have all ended, by index.
+        decided: indices of the groups that are decided, in a step that is not on record.
         evaluation_from: a sequence of TURNS before which the evaluation in progress has no turn.
     """
 
@@ -38,7 +38,10 @@ class OpenGroups:
         return self.in_flight | self.decided
 
     def restore(self, turns_from: Mapping[int, int]) -> None:
-        """Replace the groups that are in flight. turns_from: of all open groups by index, as `turns_from` returns."""
+        """Replace the groups in flight by those of a ledger that are not decided.
+
+        turns_from: by index of each open group, a sequence of TURNS before which it has no turn.
+        """
         self.in_flight = turns_from.keys() - self.decided
         self._turns_from = dict(turns_from)
 
@@ -52,7 +55,7 @@ class OpenGroups:
         return index in self.in_flight and index not in self.complete
 
     def count(self, index: int | None, episode: Episode) -> None:
-        """Count the memory of an episode that is kept. index: of its group; None: of the evaluation. Raises EpisodesTooLarge."""
+        """Count the memory of an episode that is kept. index: of its group; None: it belongs to the evaluation. Raises EpisodesTooLarge."""
         self._bytes[index] += kept_bytes(episode)
         if (size := self._bytes.total()) > MAX_KEPT_BYTES:
             raise EpisodesTooLarge(
@@ -91,5 +94,5 @@ class OpenGroups:
         return tuple(self._turns_from.get(index, 1) for index in indices)
 
     def evaluated(self) -> None:
-        """Remove the episodes of the evaluation, which is on record."""
+        """Stop counting the memory of the evaluation's episodes, once the evaluation is on record."""
         del self._bytes[None]

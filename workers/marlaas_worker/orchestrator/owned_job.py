@@ -40,18 +40,28 @@ from marlaas_worker.role import RoleContext, wait_for
 log = logging.getLogger(__name__)
 
 RETRY_S, TICK_S, LISTEN_S = 0.3, 1.0, 5.0
-TICKS_PER_S = 64.0  # most of all idle jobs together: with more jobs, each one's tick is longer than TICK_S
+TICKS_PER_S = 64.0  # Most of all idle jobs together: with more than 64 jobs, each one's tick is longer than TICK_S.
 NUM_SAMPLES = 5
 CUT_S = 5.0
-"""Longest time to read what a preemption cuts: all other jobs' admissions wait for it."""
+"""Longest time to read the turns of the plays that a preemption cuts: the admissions of all other jobs wait meanwhile."""
 MAX_TOLD = 32
-"""Most events about what loading a job's environment has left behind."""
+"""Most events of a job about files, threads and processes that loading its environment has left."""
 _RECORDS = "records"
 _FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
 
 
 class OwnedJob:
-    """The control loop of a job, from its admission to its end. Setting `wake` runs the next iteration at once."""
+    """The control loop of a job, from its admission to its end.
+
+    Attributes:
+        wake: set it to run the next iteration at once.
+        moved: whether an iteration has run since `Jobs.take_moved` reset it.
+        times: times of admission. holds: reasons for which the job issues no tasks.
+        ended: phase, reason and message of the job's end; None while it goes on.
+
+    Args:
+        before: the job's published progress; None if there is none.
+    """
 
     def __init__(
         self, context: RoleContext, document: JobDocument, before: Progress | None, shared: SharedState
@@ -98,7 +108,7 @@ class OwnedJob:
         self.wake.set()
 
     def preempt(self, why: str) -> None:
-        """Have the job stop at its next step boundary, because it is preempted; empty lets it go on."""
+        """Have the job stop at its next step boundary, because it is preempted. why: the reason; empty: the job goes on."""
         if self.holds.preempt(why, self._context.now()):
             self.wake.set()
 
@@ -108,13 +118,13 @@ class OwnedJob:
 
     @property
     def may_stop(self) -> bool:
-        """Whether the job is preempted and may be stopped now."""
+        """Whether the job is preempted and may be stopped now (`IssueHolds.may_stop`)."""
         return self.ended is None and self.holds.may_stop(self._state, self._context.now())
 
     async def cut_plays(self) -> UsageAmounts:
         """Return the usage of the plays that this job's preemption cuts. Call it once the loop has stopped.
 
-        If its records cannot be read now, the answer is 0: then these plays are counted only when their groups are decided.
+        If its records cannot be read now, return no usage: then these plays are counted only when their groups are decided.
         """
         if self._state is None:
             return UsageAmounts()
@@ -159,7 +169,7 @@ class OwnedJob:
                     await self._sleep(listener)
         finally:
             listener.cancel()
-            # `await listener` would not tell a cancellation of this task from the listener's.
+            # `await listener` would not distinguish a cancellation of this task from one of the listener.
             await asyncio.wait({listener})
             error = None if listener.cancelled() else listener.exception()
             if error is not None and not isinstance(error, Retryable):
@@ -184,7 +194,7 @@ class OwnedJob:
                 self.wake.set()
 
     async def _tell(self, notes: Sequence[str]) -> None:
-        """Emit an event for each sentence about what loading the environment has left behind, once."""
+        """Emit an event, once, for each sentence about what loading the environment has left (`Episode.load_notes`)."""
         for note in notes:
             if note not in self._told and len(self._told) < MAX_TOLD:
                 self._told.add(note)
@@ -220,7 +230,7 @@ class OwnedJob:
         self.moved = True
 
     async def _decide(self, state: JobState) -> None:
-        """Decide complete groups and close steps, until a group that is not complete is needed, or no group has a place."""
+        """Decide complete groups and close steps, as far as possible before more groups are complete or steps are recorded."""
         sampled = [
             (await self._issuer.sampled_from(state, group), group)
             for group in state.groups.resolvable(in_order=state.assembly.is_in_order)
@@ -240,7 +250,10 @@ class OwnedJob:
                 return
 
     async def _learn_oldest(self, state: JobState, asked: set[int]) -> None:
-        """Ask for the pins of the groups for which a step may have to wait. asked: those that need no second look now."""
+        """Find the oldest versions of the groups for which a step may have to wait.
+
+        asked: indices whose pins were read in this round; they are not read again, and new ones are added.
+        """
         unknown = set() if state.assembly.is_in_order else state.groups.in_flight - state.assembly.oldest.keys()
         for index in (unknown | state.assembly.urgent) - asked:
             state.assembly.oldest[index] = await self._issuer.oldest(state, index)
@@ -272,7 +285,7 @@ class OwnedJob:
         return True
 
     def _measure(self, state: JobState) -> None:
-        """Update the job's use of TURNS and its need, estimated from the size of its latest episodes."""
+        """Update the space in TURNS that the job holds and needs, estimated from the size of its latest episodes."""
         self._space.is_demonstrated = state.assembly.is_demonstrated
         self._space.size.see(self._context.now(), self._usage.turn_bytes.total, self._num_episodes)
         state.episode_bytes = self._space.size.known
@@ -343,12 +356,15 @@ class OwnedJob:
         return job_reports.progress(self._state, self._usage, self.times, standing, self._context.now())
 
     def progress_after(self, before: Progress | None) -> Progress:
-        """Return the job's progress as of now; that of an admitted job until its records are read. before: as stored."""
+        """Return the job's progress as of now, with its longest wait.
+
+        before: the stored progress, which is returned as that of an admitted job until the job's records are read.
+        """
         found = self.progress() or job_reports.admitted(self.document, before, self.times)
         return job_reports.delayed(found, self._waits())
 
     def _waits(self) -> Iterator[tuple[str, JobWait]]:
-        """Yield what the job waits for on this orchestrator, and on the workers of its pools."""
+        """Yield the job's waits on this orchestrator and on the workers of its pools, each with the role and name of the process that waits."""
         uid = self.document.uid
         if (own := self._context.waits.reported().get(uid)) is not None:
             yield "orchestrator", own

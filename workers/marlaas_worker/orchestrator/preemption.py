@@ -2,11 +2,12 @@
 
 A preempts B if the share of A's tenant after A's admission is below the share of B's tenant before B's loss. Both are
 shares of this moment: past use does not count, else a pair of jobs could preempt each other for ever. After the
-preemption, B's tenant would need a share that is not below what A's tenant has, so B never preempts A back while
-nothing else changes. A job that has run for less than a minute is not preempted, and nothing is preempted in vain.
+preemption, the share of B's tenant with B would not be below the share of A's tenant with A, so B never preempts A back
+while nothing else changes. A job that has run for less than a minute is not preempted, and no job is preempted without
+need.
 
-A preemption is an exchange: victims free what the preemptor needs, never what a pool lacks since it became smaller. Such a
-pool, for example while one of its replicas restarts, displaces nobody.
+A preemption is an exchange: victims free what the preemptor needs, never what a pool lacks since it became smaller. So no job
+is preempted because a pool becomes smaller, for example while one of its replicas restarts.
 """
 
 from collections.abc import Collection, Iterable
@@ -64,9 +65,11 @@ def preemptions(order: FairOrder, running: Iterable[RunningJob], now: float) -> 
 class _Round:
     """Free units and holdings, as they will be after the preemptions found so far.
 
-    Units that are free now are kept for guarded jobs: any other job must have what it needs from its victims. A job
-    for which earlier victims leave room is admitted in a later round, if no other job takes the room. So it counts
-    for its tenant as a preemptor, but not as a victim: else others would displace the tenant for what it may not get.
+    Units that are free now are kept for guarded jobs: any other job must get what it needs from its victims.
+
+    A job that needs no victims, because earlier ones leave enough room, is admitted in a later round, and only if no other job takes the
+    room. Its units count in its tenant's share when the tenant preempts (`_holdings`), but not when the tenant is preempted (`_certain`):
+    otherwise the tenant would lose jobs because of units that it may never get.
     """
 
     def __init__(self, order: FairOrder) -> None:
@@ -77,9 +80,9 @@ class _Round:
         self._kept = {resource: self._free[resource] for resource in guarded}
 
     def make_room(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
-        """Choose the victims for a job, and apply the exchange to the shares; None if it cannot have room.
+        """Choose the victims for a job, and apply the exchange to free units and shares; None if the job cannot have room.
 
-        No victims: earlier exchanges have left enough room.
+        An empty list means that earlier exchanges have left enough room.
         """
         victims = self._choose(demand, candidates)
         if victims is None:
@@ -109,7 +112,7 @@ class _Round:
         return victims
 
     def _urgency(self, victim: JobDemand) -> tuple[object, ...]:
-        """Return the sort key of victims: the most over-share tenant, then its lowest priority, then its youngest job."""
+        """Return the sort key of victims, the largest first: by largest share of the tenant, then lowest priority, then youngest job."""
         return self._certain.share(victim.tenant), -victim.document.spec.priority, age(victim.document)
 
     def _spare(self, demand: JobDemand, victims: list[JobDemand]) -> None:

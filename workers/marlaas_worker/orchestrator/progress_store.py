@@ -17,7 +17,7 @@ from marlaas_worker.orchestrator.tenants import TenantAccounts
 
 MAX_WRITES = 32
 COUNTERS_S = 1.0
-"""Every replica reads each write, so changed counters wait; a changed decision never does."""
+"""Shortest time between two writes of a job's counters, since every replica reads each write. Changes of DECISIONS are written at once."""
 DECISIONS = (
     "generation",
     "phase",
@@ -37,7 +37,10 @@ log = logging.getLogger(__name__)
 
 
 class ProgressStore:
-    """The progress of all jobs, and the accounts of tenants, which outlive it. Methods that write raise Overtaken and errors of the bus; a failed write does not change the cache."""
+    """The progress of all jobs, and the accounts of tenants, which are kept after the progress is deleted.
+
+    Methods that write raise Overtaken and errors of the bus; a failed write does not change the cache.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._keys = FencedKeys(bus, subjects.PROGRESS)
@@ -59,7 +62,7 @@ class ProgressStore:
                 self._unreadable.add(entry.key)
 
     def is_unreadable(self, ref: JobRef) -> bool:
-        """Return whether a newer orchestrator wrote the progress of a job of this name: it is neither started, deleted nor overwritten."""
+        """Return whether the stored progress of a job of this name cannot be parsed. Such a job is not started, and its data is not deleted."""
         return ref.key in self._unreadable
 
     def all(self) -> Iterable[Progress]:
@@ -72,7 +75,7 @@ class ProgressStore:
         return progress if progress is not None and progress.uid == ref.uid else None
 
     def is_admitted(self, ref: JobRef) -> bool:
-        """Return whether the job is admitted and has not ended; an earlier orchestrator may have written that."""
+        """Return whether the job is admitted and has not ended, by its stored progress, which an earlier orchestrator may have written."""
         progress = self.of(ref)
         return progress is not None and progress.admitted and not progress.phase.final
 
@@ -108,14 +111,14 @@ class ProgressStore:
         self._gained[progress.tenant] = tokens, trainer_s
 
     async def put_all(self, all_progress: Iterable[Progress]) -> None:
-        """Write many concurrently. Raises the first error after all writes were tried."""
+        """Write the progress of many jobs concurrently. Raises the first error, after all writes were tried."""
         results = await asyncio.gather(*(self.put(progress) for progress in all_progress), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
 
     async def put_running(self, all_progress: Iterable[Progress]) -> None:
-        """Write the progress of running jobs; counters of a job at most once in `COUNTERS_S`. Raises as `put_all`."""
+        """Write the progress of running jobs. If only counters have changed, write it at most once in `COUNTERS_S`. Raises as `put_all`."""
         running = (dated(progress, self.of(progress.ref)) for progress in all_progress)
         await self.put_all([progress for progress in running if self._is_due(progress)])
 
@@ -126,7 +129,7 @@ class ProgressStore:
         return any(getattr(before, name) != getattr(progress, name) for name in DECISIONS)
 
     async def delete(self, ref: JobRef) -> None:
-        """Add a job's usage to its tenant's and delete its progress, unless it belongs to another job of the same name."""
+        """Add a job's usage to its tenant's account, and delete its progress. Do nothing if the stored progress is that of another job."""
         progress = self.of(ref)
         if progress is not None:
             await self.accounts.close(progress, {one.uid for one in self._known.values()})

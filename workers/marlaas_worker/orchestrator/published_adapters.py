@@ -1,7 +1,7 @@
-"""Answers the exporters of jobs that upload their adapters, which cannot read the blob store, with parts of the adapters' files.
+"""Sends parts of adapter files to the exporters that upload them, which cannot read the blob store.
 
-A tenant holds an exporter's credential. The bus restricts it to its job's subject, but not the body and the reply subject of a request.
-So only the published versions of this very job are sent, to an inbox of this job, and at most one request of a job is in work.
+A tenant has its exporter's credential. The bus allows it requests on its job's subject only, but with any body and reply subject. So
+this module sends only published versions of this very job, only to an inbox of this job, and handles one request of a job at a time.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ class PublishedAdapters:
     async def serve(self) -> None:
         """Answer requests until cancelled.
 
-        Whatever prevents it, such as a credential of an earlier release, is told and tried again: training does not depend on it.
+        If listening fails, for example because the credential is of an earlier release, log the error and retry: training must go on.
         """
         async with asyncio.TaskGroup() as answers:
             what = "listening to exporters"
@@ -72,7 +72,7 @@ class PublishedAdapters:
                 wanted = decode_as(AdapterRequest, request.data)
                 part = await self._part_for(request, wanted)
             finally:
-                self._in_work.discard(request.subject)  # before the answer, upon which the next request comes
+                self._in_work.discard(request.subject)  # before the answer, after which the next request comes
             if part is not None:
                 await self._context.bus.send(request.reply, encode(part))
         except Unreadable as error:
@@ -106,7 +106,7 @@ class PublishedAdapters:
         return _part(wanted, data=await self._context.blobs.read(ref, wanted.offset, PART_BYTES))
 
     async def _manifest(self, wanted: AdapterRequest) -> Manifest:
-        """Return the manifest of the wanted version. Raises InvalidInput unless the job publishes it and uploads it."""
+        """Return the manifest of the wanted version. Raises InvalidInput unless the job has published the version and uploads the agent's."""
         document = self._documents.get(subjects.job_key(wanted.namespace, wanted.job))
         if document is None or document.uid != wanted.uid or document.deleted:
             raise InvalidInput("the job does not exist any more")

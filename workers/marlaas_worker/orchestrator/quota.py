@@ -15,9 +15,10 @@ from marlaas_api.numeric import quantity
 REFRESH_S = 10.0
 """Shortest time between two messages of one tenant that differ only in the steps of the job that is waited for."""
 NUM_DETAILED = 8
-"""Jobs of one tenant whose message follows those steps; the others' messages change only with the set of running jobs."""
+"""Waiting jobs of one tenant whose messages contain the steps of the job that is waited for. Other messages contain only the refusal."""
 TOKEN_WINDOW_S = 60.0
 TRAINER_WINDOW_S = 600.0
+"""Seconds over which the use of tokens and of trainers is averaged."""
 _HOUR_S = 3600.0
 _ROUGH_MINUTES = (1, 2, 5, 10, 20, 30, 120, 360, 1440)
 _GIB = 2**30
@@ -87,10 +88,10 @@ class _Waited:
 
 
 class QuotaMessages:
-    """Messages of jobs over quota: the refusal, and the job of the tenant that is nearest to its end.
+    """Messages of jobs over quota: the refusal, and the tenant's running job that is nearest to its end, with its steps.
 
-    That job's steps change all the time, and thousands of jobs may wait. So a text is kept for `REFRESH_S` while the
-    same jobs run, and only the first jobs of a tenant's queue follow the steps.
+    These steps change all the time, and thousands of jobs may wait. So a text is kept for `REFRESH_S` while the same jobs run, and only
+    the first `NUM_DETAILED` jobs of a tenant's queue have the steps in their message.
     """
 
     def __init__(self) -> None:
@@ -105,6 +106,7 @@ class QuotaMessages:
         """Return the message of a job.
 
         Args:
+            refusal: as `Quotas.refusal` returned.
             running: progress of the tenant's admitted jobs by uid.
             now: unix seconds.
         """
@@ -129,7 +131,10 @@ def _nearest(running: Iterable[Progress | None]) -> str:
 
 @dataclass(slots=True)
 class RateLimit:
-    """A leaky bucket: it holds what was used and not yet allowed. One window's allowance may be used at once."""
+    """A leaky bucket: its level is the use that exceeds what the rate has allowed so far. One window's allowance may be used at once.
+
+    at: time of the last call of `use`, seconds. rate: allowed use per second, as of that call.
+    """
 
     level: float = 0.0
     at: float | None = None
@@ -142,11 +147,11 @@ class RateLimit:
         self.level, self.at, self.rate = max(0.0, left + amount), now, rate
 
     def is_empty(self, now: float) -> bool:
-        """Return whether nothing is left by now, if nothing was used since the last call."""
+        """Return whether the level has fallen to 0 by now, if nothing was used since the last call of `use`."""
         return self.at is None or self.level <= self.rate * (now - self.at)
 
     def left_s(self, rate: float, window_s: float) -> float:
-        """Return the seconds until the use averaged over the window is the rate, if nothing more is used."""
+        """Return the seconds until the use averaged over the window falls to the rate, if nothing more is used; infinite for rate 0."""
         return max(0.0, self.level / rate - window_s) if rate > 0 else math.inf
 
     def is_over(self, rate: float, window_s: float) -> bool:
@@ -155,7 +160,7 @@ class RateLimit:
 
 
 class Pacing:
-    """Whether each tenant is over one of its rates. Restarts of the orchestrator forget at most one window.
+    """Decides which tenants are over one of their rates. The levels are in memory only; a restart of the orchestrator sets them to 0.
 
     A tenant whose jobs are all deleted keeps its levels until they are empty, so that it gains nothing by short jobs.
     """
@@ -197,7 +202,7 @@ class Pacing:
 
 
 def _about(left_s: float) -> str:
-    """Return a rough time for a message: each change of the text is written to the progress of all of the tenant's jobs."""
+    """Return a rough time for a message. An exact one would change often, and each change is written to the progress of all the tenant's jobs."""
     minutes = next((minutes for minutes in _ROUGH_MINUTES if left_s <= 60 * minutes), None)
     if minutes is None:
         return f", in more than {_ROUGH_MINUTES[-1] // 60} hours"
@@ -209,7 +214,7 @@ def _about(left_s: float) -> str:
 
 
 def _rates(quota: TenantQuota) -> list[tuple[str, float | None, float, str]]:
-    """Return name, allowed rate per second, window and words of both rates, in the order of a job's totals."""
+    """Return name, allowed rate per second, window in seconds and text of both rates: first tokens, then trainer seconds, as in `gained`."""
     tokens, seconds = quota.tokens_per_second, quota.trainer_seconds_per_hour
     per_second = None if seconds is None else seconds / _HOUR_S
     return [

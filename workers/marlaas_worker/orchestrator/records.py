@@ -50,7 +50,7 @@ class SharedState:
         policies: cache of the bucket `policy`.
         space: of the stream TURNS.
         num_jobs: returns the number of running jobs.
-        recoveries: jobs whose episodes are read at a time; a page of them may take 24 MiB.
+        recoveries: limits how many jobs read their stored episodes at once; a page of episodes may take 24 MiB.
     """
 
     reports: Callable[[], Sequence[ReplicaReport]]
@@ -62,11 +62,12 @@ class SharedState:
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Keeps its log fenced, as of its last read, and the pins of its open groups.
+    """One job's records. Appending to the job's log fails if another orchestrator has appended since this one has read it.
 
-    A pin is the version of an agent from which a group's turns are sampled. The first pin counts and never changes.
+    A pin is the version of an agent from which a group's turns are sampled. The first pin counts and never changes. Pins of open groups
+    are cached.
 
-    num_preemptions: of the job, before its last admission.
+    num_preemptions: number of the job's preemptions before its last admission.
     """
 
     context: RoleContext
@@ -74,9 +75,9 @@ class Records:
     num_preemptions: int = 0
     _log: FencedSubject | None = None
     _decisions: deque[tuple[int, int]] = field(default_factory=deque)
-    """In the log, by step and sequence."""
+    """Step and sequence of each decision in the log, in its order."""
     _ledger_at: int = 0
-    """Sequence of the newest ledger."""
+    """Sequence of the newest ledger in the log; 0 if there is none."""
     _policy_revisions: dict[str, int] = field(default_factory=dict)
     _buckets: dict[str, Bucket] = field(default_factory=dict)
     _pins: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -105,8 +106,8 @@ class Records:
     async def history(self) -> JobHistory:
         """Read all records of the job.
 
-        The log is read first: what an orchestrator that was replaced still writes after that makes our fence stale, so that
-        we read everything again; and decisions of recorded steps change nothing.
+        The log is read first. If an orchestrator that was replaced appends to it after that, our next append raises Overtaken, and
+        everything is read again. If that orchestrator records a step, the log's decisions of the step change nothing.
         """
         ref = self.ref
         log = await self._read_log()
@@ -171,7 +172,7 @@ class Records:
         return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
 
     async def cached_policy(self, agent: str, policies: BucketCache[PolicyRecord]) -> PolicyRecord:
-        """Return the agent's policy record from the cache; from the bus if the cache has none, or an older one than it."""
+        """Return the agent's policy record from the cache, or from the bus if the cached one is missing, unreadable, outdated or of another job."""
         key = subjects.policy_key(self.ref.namespace, self.ref.name, agent)
         entry, record = policies.entry(key), policies.get(key)
         read = self._policy_revisions.get(agent, 0)
@@ -206,10 +207,10 @@ class Records:
         failpoint("orchestrator.assign.after_log")
 
     async def compact(self, ledger: IssueLedger, step: int) -> None:
-        """Append the ledger to the log, and purge older entries, save for the decisions of steps after `step`, which is on record.
+        """Append the ledger to the log, and purge older entries, except the decisions of steps after `step`, the last one on record.
 
-        A restart needs only the records and the remaining entries. If there is no older entry to purge, nothing is written. The log keeps at least the
-        ledger, because the next compare-and-set names the sequence of the newest entry.
+        A restart needs only the records and the remaining entries. If there is no older entry to purge, do nothing. The log keeps at least
+        the ledger, because the next compare-and-set names the sequence of the newest entry.
         """
         assert self._log is not None, "the history is read first"
         has_recorded = bool(self._decisions) and self._decisions[0][0] <= step
@@ -233,9 +234,9 @@ class Records:
         await self._once(subjects.evaluation(self.ref.namespace, self.ref.name, self.ref.uid, record.version), record)
 
     async def queued(self) -> set[str]:
-        """Return the groups whose tasks are in the queue: not claimed yet, or being played.
+        """Return the names of the groups whose tasks are in the queue: not claimed yet, or being played.
 
-        Tasks that were issued before the last preemption are removed: their plays were cut.
+        Purge from the queue the tasks that were issued before the job's last preemption, because their episodes were cancelled then.
         """
         subject = subjects.task(self.ref.namespace, self.ref.name)
         stored = await self.bus.replay(subjects.TASKS, subject)
@@ -255,13 +256,13 @@ class Records:
     async def publish_task(self, task: TaskMessage, ended: Sequence[int] = ()) -> None:
         """Queue a task; a duplicate within two minutes changes nothing. ended: members that have an Episode."""
         issued = {"num_preemptions": self.num_preemptions, "ended": tuple(ended)}
-        # Ids may repeat only after a purge: a preemption raises num_preemptions, and more steps raise the generation.
+        # After a purge the same task needs a new id: a preemption increments num_preemptions, and more steps increment the generation.
         name = f"{task.group}.{self.num_preemptions}.{self.document.generation}"
         subject = subjects.task(self.ref.namespace, self.ref.name)
         await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)
 
     async def create_pin(self, agent: str, group: str, version: int) -> None:
-        """Pin a group before a turn of it can be requested; an existing pin stays."""
+        """Pin a group for an agent, unless it has a pin. Call it before a turn of the group can be requested."""
         key = FencedKey(await self._bucket(subjects.PINS), self._pin_key(agent, group))
         try:
             await key.write(encode(Pin(version=version)))
@@ -279,13 +280,13 @@ class Records:
         return self._pins[agent, group]
 
     def drop_pins(self, is_open: Callable[[str], bool]) -> None:
-        """Drop the pins of groups that are not open from memory."""
+        """Remove the pins of groups that are not open from the cache. is_open: returns whether a group, by name, is open."""
         self._pins = {key: version for key, version in self._pins.items() if is_open(key[1])}
 
     async def restore_pin(self, pinned_as: str, group: str, played: Iterable[tuple[str, Episode]]) -> None:
         """Recreate a group's pin if it has expired, from the oldest version in its turns.
 
-        played: the agents that the pin is for, each with an episode of the group in which it has turns.
+        pinned_as: name under which the group is pinned. played: agents that the pin is for, each with an episode in which it has turns.
         """
         if await self.pin(pinned_as, group) is not None:
             return
@@ -304,7 +305,7 @@ class Records:
         return message if isinstance(message, Turn) else None
 
     async def conversation(self, episode: str, leaf: int | None) -> list[Turn]:
-        """Return the recorded turns of a conversation, oldest first."""
+        """Return the recorded turns of a conversation, oldest first. leaf: number of its last turn; None: it has no turns."""
         turns: list[Turn] = []
         while leaf is not None and (turn := await self.turn(episode, leaf)) is not None:
             turns.append(turn)
@@ -316,7 +317,7 @@ class Records:
         await EventEmitter(self.context, "orchestrator").emit(self.ref, reason, message)
 
     async def purge_tasks(self) -> None:
-        """Purge the queued tasks of a job that is over. Its last episodes stay for readers, until they expire."""
+        """Purge the queued tasks of the job, which was preempted. Its stored episodes stay."""
         await self.bus.purge(subjects.TASKS, subjects.task(self.ref.namespace, self.ref.name))
 
     def _pin_key(self, agent: str, group: str) -> str:
@@ -336,5 +337,5 @@ def _where(stored: Stored) -> str:
 
 
 def _is_of(message: BusMessage, ref: JobRef) -> TypeGuard[JobLogEntry]:
-    """Return whether a message of the log belongs to this job, not to an earlier one of its name."""
+    """Return whether a message is a log entry of this job, and not of an earlier job of the same name."""
     return isinstance(message, JobLogEntry) and message.uid == ref.uid

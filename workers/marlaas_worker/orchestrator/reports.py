@@ -27,13 +27,13 @@ from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a job waits for as of one round of its loop, besides what its state says; each is empty while it does not.
+    """What a job waits for as of one iteration of its loop, besides what its state says, as texts; each is empty if it does not apply.
 
     Attributes:
-        over_quota: its tenant is over a quota.
+        over_quota: its tenant is over the quota of a rate.
         bus_space: the stream TURNS has no space for its groups.
-        unserved: no engine serves its versions.
-        trainerless: no trainer is ready.
+        unserved: one of its pools has no ready rollout replica.
+        trainerless: one of its pools with steps to train has no ready trainer.
     """
 
     over_quota: str = ""
@@ -43,7 +43,7 @@ class Seen:
 
 
 def delayed(progress: Progress, waits: Iterable[tuple[str, JobWait]]) -> Progress:
-    """Return the progress of a job with the reason of what it waits for longest. waits: with the worker that waits."""
+    """Return a job's progress; if it runs, with reason and message of its longest wait. waits: each after the name of the worker that waits."""
     oldest = min(waits, key=lambda one: one[1].since, default=None)
     if oldest is None or progress.phase is not Phase.RUNNING:
         return progress
@@ -107,7 +107,7 @@ def _by_agent(state: JobState, usage: JobUsage) -> dict[str, UsageAmounts]:
 
 
 def _evaluations(state: JobState) -> dict[str, float | None]:
-    """Return the mean reward of the base model and of the newest evaluated version; None if there is none."""
+    """Return the fields of `Progress` for the mean rewards of version 0 and of the newest evaluated version; None if there is none."""
     means = {version: record.reward_mean for version, record in state.evaluations.items()}
     return {"eval_before": means.get(0), "eval_last": means[max(means)] if means else None}
 
@@ -156,7 +156,7 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
 
 
 def preempted(document: JobDocument, before: Progress, cut: UsageAmounts, why: str) -> Progress:
-    """Return the progress of a job that was preempted now. cut: what the plays used that were cut."""
+    """Return the progress of a job that was preempted now. cut: usage of the plays that the preemption cut. why: text for people."""
     recorded = total(before.usage.values())
     update = {
         "num_preemptions": before.num_preemptions + 1,
@@ -182,7 +182,7 @@ def admitted(document: JobDocument, before: Progress | None, times: AdmittedTime
 
 
 def failed(document: JobDocument, before: Progress | None, why: Finding, now: float) -> Progress:
-    """Return the progress of a job that was refused or whose task failed."""
+    """Return the progress of a job that has failed, by a verdict of the operator or an error of its control loop."""
     update = {
         "phase": Phase.FAILED,
         "admitted": False,
@@ -205,7 +205,7 @@ def _progress(document: JobDocument, before: Progress | None, said: Mapping[str,
 
 
 def dated(progress: Progress, before: Progress | None) -> Progress:
-    """Return the progress of an admitted job with the time since which it has its reason. before: the published one."""
+    """Return the progress of an admitted job with `reason_at`, the time since which it has its reason. before: the published progress."""
     is_same = before is not None and before.admitted and before.reason == progress.reason
     since = before.reason_at if before is not None and is_same else progress.reason_at
     return progress.model_copy(update={"reason_at": progress.at if since is None else since})
@@ -222,8 +222,8 @@ def ending(state: JobState, seen: Seen, given_up: str | None, admitted_s: float)
     """Return why a job ends now, as phase, reason and message; None if it goes on.
 
     Args:
-        given_up: the reason of its trainers, if all have given it up.
-        admitted_s: seconds for which it was admitted, in total.
+        given_up: a trainer's reason, if all trainers of a pool have given the job up; None otherwise.
+        admitted_s: seconds for which the job was admitted, in total.
     """
     faults = state.faults.verdict()
     if given_up is not None:
@@ -276,15 +276,15 @@ def versions_text(versions: Mapping[str, int]) -> str:
 
 
 def training_pools(state: JobState) -> set[str]:
-    """Return the pools whose trainers have steps to train."""
+    """Return the pools whose trainers have steps of the job to train."""
     agents = () if state.training_over else (agent for agent in state.document.spec.policies if agent.trainable)
     return {state.document.pool_of(agent) for agent in agents}
 
 
 def _waits_for_trainers(state: JobState, seen: Seen) -> str:
-    """Return which trainers have not published version 0, or are not ready; empty if the job waits for none.
+    """Return, as text, which trainers have not published version 0, or are not ready; empty if the job waits for none.
 
-    In a job of several pools, by pool and agent.
+    If the job has several pools, the text names the pools and their agents.
     """
     if state.has_policies:
         return seen.trainerless

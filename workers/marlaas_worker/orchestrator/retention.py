@@ -1,9 +1,9 @@
 """Purges the messages of EPISODES and TURNS that a job no longer needs.
 
 Each recorded step sets a mark: all messages below it belong to recorded steps. They are purged one step later,
-to give readers of episodes time. The purge also waits until the recorder of `marlaas run` has acked the
-episodes below the mark. Marks are in memory only: after a restart, the next step sets a new one. A purge may be
-repeated, and an old mark stays valid, since sequences only grow.
+to give readers of episodes time. The purge also waits until the recorder of `marlaas run` has acked all episodes that
+were stored when the mark was set. Marks are in memory only: after a restart, the next step sets a new one. A purge may
+be repeated, and an old mark stays valid, since sequences only grow.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _ALL = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class PurgeMark:
-    """Sequences of EPISODES and TURNS below which nothing is needed, once the recorder has acked the episodes up to `read`."""
+    """Sequences of EPISODES and TURNS below which no message is needed, once the recorder has acked the episodes up to sequence `read`."""
 
     episodes: int
     turns: int
@@ -41,7 +41,7 @@ class Retention:
         self._acked_at = 0.0
 
     def add_episode(self, sequence: int, group: str | None) -> None:
-        """Add a stored episode. group: its group, if that is open."""
+        """Add the sequence of a stored episode. group: name of the episode's group if that is open; None otherwise."""
         if group is not None:
             self._first.setdefault(group, sequence)
         self._last = max(self._last, sequence)
@@ -57,16 +57,16 @@ class Retention:
         self._marks.append(PurgeMark(min(self._first.values(), default=self._last + 1), turns, self._last))
 
     def mark_end(self, turns: int) -> None:
-        """Set the last mark of a job that has ended: only its recorder still needs turns below a sequence.
+        """Set the last mark of a job that has ended. Its last episodes stay for readers.
 
-        Its last episodes stay for readers.
+        turns: sequence of TURNS below which the job's turns are needed by its recorder only.
         """
         self._marks.append(PurgeMark(1, turns, _ALL))
 
     async def purge(self, *, at_once: bool) -> bool:
-        """Purge up to the newest mark that may be purged; return whether there was one. Raises errors of the bus.
+        """Purge up to the newest mark whose episodes the recorder has acked; return whether there was one. Raises errors of the bus.
 
-        at_once: the newest mark counts too.
+        at_once: use the newest mark, too, which otherwise waits for the mark of the next step.
         """
         marks = self._marks if at_once else self._marks[:-1]
         if not marks:
@@ -88,7 +88,7 @@ class Retention:
         return True
 
     def _is_read(self, recorder: Position | None, mark: PurgeMark) -> bool:
-        """Return whether the recorder, if there is one, has acked what it needs, or has acked nothing for PATIENCE_S."""
+        """Return whether the recorder, if there is one, has acked the episodes up to the mark, or has acked nothing for PATIENCE_S."""
         if recorder is None or recorder.has_acked(mark.read):
             return True
         if recorder.acked != self._acked:

@@ -53,6 +53,8 @@ async def serve(context: RoleContext) -> None:
 
 
 class _Service:
+    """The work of this replica while it holds the lease. A new object is created when the lease is taken again."""
+
     def __init__(self, context: RoleContext, lease: LeaderLease) -> None:
         self._context = context
         self._lease = lease
@@ -140,7 +142,10 @@ class _Service:
         await self._jobs.finish()
 
     async def _add_late_use(self) -> None:
-        """Write the use of the jobs that have just ended which replicas have reported since."""
+        """Add to the progress of recently ended jobs (`has_just_ended`) the usage that replicas have reported since it was written.
+
+        Jobs that are being deleted are skipped: their deletion adds this usage.
+        """
         now = self._context.now()
         ended = [one for one in self._progress_store.all() if has_just_ended(one, now)]
         present = (one for one in ended if not self._is_deleted(one.ref))
@@ -170,13 +175,13 @@ class _Service:
         task.add_done_callback(lambda _: self._changed.set())
 
     def _is_deleted(self, ref: JobRef) -> bool:
-        """Return whether a job of this name is being deleted; until then no other job of that name may begin."""
+        """Return whether a deletion of a job of this name is in progress. Jobs of this name are not admitted before it has ended."""
         return ref.key in self._deletions
 
     async def _stop_preempted(self) -> None:
         """Queue the preempted jobs that have stopped at a step boundary. Their tasks are issued again after the next admission.
 
-        Their progress is written after their loop was cancelled: a kill in between leaves them admitted.
+        A job's progress is written after its loop was cancelled: if this process is killed in between, the job stays admitted.
         """
         for owned in self._jobs.running():
             if owned.may_stop:
@@ -221,8 +226,8 @@ class _Service:
         """Return the values on which admissions depend. Add the tenants' use, and have the jobs of tenants over a rate issue no tasks.
 
         Args:
-            documents: all, by uid.
-            holding: of admitted jobs.
+            documents: all job documents, by uid.
+            holding: the documents of admitted jobs.
         """
         now, places = self._context.now(), {document.uid for document in holding}
         known = {progress.uid: progress for progress in self._progress_store.all()}
@@ -246,7 +251,7 @@ class _Service:
         return 0 if entry is None else entry.revision
 
     def _admitted_at(self, document: JobDocument, now: float) -> float:
-        """Return when a job was last admitted; now if it is not known."""
+        """Return when a job was last admitted, unix seconds; `now` if that is not known."""
         owned, progress = self._jobs.of(document).owned, self._progress_store.of(document.ref)
         if owned is not None:
             return owned.times.admitted_at
@@ -265,7 +270,11 @@ class _Service:
         return more and document.generation > progress.generation
 
     async def _take(self, document: JobDocument) -> None:
-        """Publish that a job is admitted, then start its loop; a deletion must find a job that has started."""
+        """Publish that a job is admitted, then start its control loop.
+
+        In this order, the progress names every job that may have written data, even if this process is killed in between. A later
+        deletion skips jobs that were never admitted (`Deletion._has_begun`).
+        """
         log.info("admitted job %s", document.ref)
         self._jobs.of(document).published = None
         before = self._progress_store.of(document.ref)

@@ -18,7 +18,13 @@ _FORGOTTEN = 1e-6
 
 
 class Holdings:
-    """Units that each tenant holds, and its share. A tenant that is not in `weights` has weight 1."""
+    """Units that each tenant holds, and its share.
+
+    Args:
+        totals: total units by resource.
+        weights: by tenant; a tenant that is absent has weight 1.
+        holding: demands of the admitted jobs.
+    """
 
     def __init__(self, totals: Amounts, weights: Mapping[str, float], holding: Iterable[JobDemand] = ()) -> None:
         self._totals, self._weights = totals, weights
@@ -60,13 +66,13 @@ class Holdings:
 
 @dataclass(slots=True)
 class PastUse:
-    """Decayed use of each tenant, in seconds of the whole share. at: unix seconds up to which it is computed."""
+    """Past use of each tenant, decayed: 1 is a dominant share of 1 for one second. at: unix seconds up to which it is computed."""
 
     use: dict[str, float] = field(default_factory=dict)
     at: float | None = None
 
     def advance(self, now: float, shares: Mapping[str, float]) -> None:
-        """Decay the use, and add that of the time since the last call. shares: dominant shares in that time.
+        """Decay the use, and add that of the time since the last call. shares: by tenant, dominant share in that time, not divided by a weight.
 
         A clock that was set back adds nothing.
         """
@@ -81,11 +87,11 @@ class PastUse:
         self.use = {tenant: use for tenant, use in found.items() if use > _FORGOTTEN}
 
     def enter(self, tenant: str, share: float) -> None:
-        """Add the entry of a job. share: the job's dominant share."""
+        """Add ENTRY_S seconds of a job's dominant `share` to its tenant's use, for the job's admission."""
         self.use[tenant] = self.use.get(tenant, 0.0) + share * ENTRY_S
 
     def refund(self, tenant: str, share: float) -> None:
-        """Take back the entry of a job that was preempted: it will enter again."""
+        """Subtract what `enter` added for a job that was preempted, since its next admission adds it again."""
         self.use[tenant] = max(0.0, self.use.get(tenant, 0.0) - share * ENTRY_S)
 
     def of(self, tenant: str) -> float:

@@ -11,7 +11,7 @@ class AgentDraft:
     """One agent's part of a step that is not recorded yet.
 
     Attributes:
-        base_version: version at which the step trains, if all earlier steps with groups make one.
+        base_version: version at which the step trains, if every earlier step in which the agent has groups makes a version.
         follows: the agent's last step before this one that has groups; -1: none.
         assigned: groups that the step trains, by position.
         resolved: all groups decided in the step, in the order of the decisions.
@@ -29,7 +29,7 @@ class AgentDraft:
 
     @property
     def dropped(self) -> list[GroupUnused]:
-        """The groups with signal that would have been too stale, or were complete only after the last step had closed."""
+        """The groups with signal that are not trained: they would have been too stale, or were complete only after the last step had closed."""
         unused = (group for group in self.resolved if isinstance(group, GroupUnused))
         return [group for group in unused if group.outcome is GroupOutcome.SIGNAL]
 
@@ -51,7 +51,7 @@ class StepDraft:
     closed: bool = False
 
     def add(self, decided: GroupDecided) -> None:
-        """Add a group."""
+        """Add the decision about a group."""
         self.decided[decided.index] = decided
         for part in decided.parts:
             self.agents[part.agent].resolved.append(part)
@@ -65,14 +65,14 @@ class StepDraft:
         return [group for part in self.agents.values() for group in part.resolved]
 
     def usage(self) -> dict[str, UsageAmounts]:
-        """Return what the groups resolved in the step used, by agent."""
+        """Return the usage of the groups decided in the step, by agent."""
         found: dict[str, UsageAmounts] = {}
         for group in self.resolved:
             found[group.agent] = found.get(group.agent, UsageAmounts()) + group.usage
         return found
 
     def faults(self) -> Counter[str]:
-        """Return the faults by class of the groups resolved in the step."""
+        """Return the number of faults, by class, of the groups decided in the step."""
         total = Counter[str]()
         for group in self.decided.values():
             total.update(group.faults)

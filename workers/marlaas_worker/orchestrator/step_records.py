@@ -40,10 +40,10 @@ class Around:
     """Facts about a step that its groups do not contain.
 
     Attributes:
-        began_at: unix seconds.
-        ended_at: unix seconds.
-        skips: visits skipped since the step before, as (solved, hopeless).
-        outcomes: difficulties of its tasks.
+        began_at: unix seconds of the record of the step before, or of the job's start.
+        ended_at: unix seconds of this record.
+        skips: number of visits skipped since the step before, as (solved, hopeless).
+        outcomes: known difficulties of its tasks.
         untrained: by agent, the trainer's report of a step with groups that made no version.
     """
 
@@ -55,7 +55,7 @@ class Around:
 
 
 def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> Around:
-    """Return the facts about a step that is recorded now. started_at: of the job."""
+    """Return the facts about a step that is recorded now. started_at: the job's start, unix seconds. now: unix seconds."""
     return Around(
         began_at=state.last_step.at if state.last_step else started_at,
         ended_at=now,
@@ -115,7 +115,7 @@ def step_record(
 
 
 def _plays(draft: StepDraft) -> StepPlays:
-    """Return the figures of the plays of a step's groups, each once."""
+    """Return the figures of the plays of a step's groups. Each group counts once, for however many agents it was decided."""
     by_index = {index: group.plays for index, group in draft.decided.items()}
     signal = {group.index for group in draft.resolved if group.outcome is GroupOutcome.SIGNAL}
     flat = {group.index for group in draft.resolved if group.outcome is GroupOutcome.FLAT} - signal
@@ -150,13 +150,13 @@ def _lengths(groups: Sequence[GroupPlays]) -> Lengths:
 
 
 def _untrained_use(amounts: UsageAmounts) -> UsageAmounts:
-    """Return the amounts of a step that trained no token: those that its groups were to train count as without use."""
+    """Return an agent's usage in a step that trained none of its tokens: those that were to be trained count as tokens without signal."""
     moved = amounts.zero_variance_tokens + amounts.trained_tokens
     return amounts.model_copy(update={"zero_variance_tokens": moved, "trained_tokens": 0})
 
 
 def _metrics(made: Mapping[str, Manifest | UntrainedStep], *, by_agent: bool) -> dict[str, float]:
-    """Return the trainers' metrics of a step; by_agent: named `agent/metric`."""
+    """Return the trainers' metrics of a step. by_agent: whether their names are `agent/metric` instead of `metric`."""
     found: dict[str, float] = {}
     for agent, manifest in made.items():
         own = {**manifest.metrics, "train_s": manifest.train_s}
@@ -210,7 +210,7 @@ def _agent_step(agent: AgentSettings, part: AgentDraft, made: Manifest | Untrain
 
 
 def _causes(part: AgentDraft, made: UntrainedStep | None) -> Counter[UntrainedCause]:
-    """Return the number of a policy's groups by why they trained none of its tokens. made: the trainer's report of the step."""
+    """Return the number of a policy's groups by the cause for which they trained none of its tokens. made: the trainer's report of the step."""
     found = Counter({made.cause: len(part.assigned)} if made is not None else {})
     found.update(_cause(group) for group in part.resolved if isinstance(group, GroupUnused))
     return found
@@ -233,7 +233,7 @@ def _num_flat(parts: Iterable[AgentDraft]) -> int:
 class EvaluationEnd:
     """Facts about a complete evaluation that its episodes do not contain.
 
-    at: unix seconds. samples: for people. usage: by agent. trained_prompts: digests of the tasks that were trained on so far.
+    at: its end, unix seconds. samples: episodes for people. usage: by agent. trained_prompts: digests of the tasks trained on so far.
     """
 
     at: float

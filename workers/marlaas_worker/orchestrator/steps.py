@@ -2,15 +2,15 @@
 
 The version at which a step is trained is known: the committed version plus the closed steps before it. So a
 group's staleness is exact when the group is assigned.
-Strict mode (max_staleness 0) resolves groups in index order in rounds, so that a step depends only on seeds.
-Otherwise groups are taken as they complete, and no group is dropped for its duration, which would train the distribution of
-short tasks: a step does not close while that would make a group in flight too stale, and keeps places for those that the
-later steps have no room for (earliest deadline first). So steps wait for slow groups, max_staleness versions later. A group
-is dropped only if its pin turns out older than known, after an edit of the job for example.
+Strict mode (max_staleness 0) decides groups in index order in rounds, so that a step depends only on seeds.
+Otherwise groups are decided as they complete. No group is dropped for its duration, since training would then prefer short tasks.
+Instead, a step does not close while that would make a group in flight too stale, and it keeps places for the groups in flight that
+later steps have no room for (earliest deadline first). So steps wait for slow groups, max_staleness versions later. A group is
+dropped only if its pin turns out older than known, after an edit of the job for example.
 
 The agents of a job share the steps. A step is a set of groups, and closes for all agents at once: when enough of its groups
-train any agent, or at the refill bound. An agent without groups in it has a no-op; the others are not delayed by it. Each
-agent commits after its own `StepClosed`, whoever else is late, and the step is recorded after the last of them. In strict mode
+train any agent, or at the refill bound. An agent without groups in it has a no-op, which delays no other agent. Each
+agent commits after `StepClosed` without waiting for the others, and the step is recorded after the last commit. In strict mode
 the tasks of a step of several agents are issued as soon as the step before is closed, pinned to the versions which that step
 will make. So each agent's turns wait for its own commit only. The step itself closes after the step before is recorded, so
 that no agent is more than one step ahead. Waits point from a step to the step before only, so there is no deadlock.
@@ -42,7 +42,7 @@ from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
 from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
 
 Decision = GroupDecided | StepClosed
-"""What is decided about steps."""
+"""A decision: about a group, or that a step closes."""
 Sampled = tuple[Mapping[str, int], CompleteGroup]
 """A complete group, and by agent the version that it was sampled from."""
 
@@ -52,9 +52,9 @@ class StepRules:
     """Limits of steps.
 
     Attributes:
-        groups_per_step: P groups in a step.
+        groups_per_step: number P of trained groups that fill a step.
         max_staleness: in versions.
-        max_refill: at most P * (1 + max_refill) groups are resolved in a step.
+        max_refill: at most P * (1 + max_refill) groups are decided in a step.
         steps: number of steps in all.
         demonstrated: number of the first steps that train demonstrations, of `rows_per_step` groups each.
     """
@@ -68,7 +68,7 @@ class StepRules:
 
     @property
     def max_resolved(self) -> int:
-        """Number of resolved groups after which a sampled step closes, even if it is not full."""
+        """Number of decided groups after which a sampled step closes, even if it is not full."""
         return self.groups_per_step * (1 + self.max_refill)
 
     def is_demonstrated(self, step: int) -> bool:
@@ -80,11 +80,13 @@ class Assembly:
     """Steps of a job that are not recorded yet, oldest first. The last one is open unless training is over.
 
     Attributes:
-        oldest: by index of each group in flight, and by agent, a version than which none of its turns is older. The caller
-            adds groups, and replaces what it has learned; an agent that is missing is taken for version 0.
+        drafts: the steps that are not recorded yet.
+        versions: by agent, the version at which the first of them trains; -1 while the agent has no version.
+        oldest: by index of each group in flight, and by agent, a lower bound of the versions of its turns; 0 for an agent that is missing.
+            The caller adds groups, and updates the bounds.
 
     Args:
-        versions: by agent, in the order of the manifest, the first version; -1 while it has none.
+        versions: by agent, in the order of the manifest, the first version; -1 while the agent has none.
     """
 
     def __init__(self, ref: JobRef, rules: StepRules, versions: Mapping[str, int]) -> None:
@@ -111,7 +113,7 @@ class Assembly:
         )
 
     def begin(self, versions: Mapping[str, int]) -> None:
-        """Set the agents' first versions, also as base of steps that were opened before them."""
+        """Set the agents' first versions, also as base versions of steps that were opened before these versions existed."""
         self.versions = dict(versions)
         for draft in self.drafts:
             for agent, part in draft.agents.items():
@@ -155,9 +157,9 @@ class Assembly:
         return first if places >= 0 and self._fits(others, places) else None
 
     def in_order(self, ready: Iterable[Sampled]) -> list[Sampled]:
-        """Return groups and the versions that they were sampled from, in the order of their decisions.
+        """Return groups and the versions that they were sampled from, in the order in which to decide them.
 
-        The lowest index comes first (`is_in_order`), and otherwise the oldest versions.
+        If `is_in_order`, the lowest index comes first, and otherwise the oldest versions (the smallest sum over the agents).
         """
         by_index = self.is_in_order
         return sorted(ready, key=lambda one: one[1].index if by_index else sum(one[0].values()))
@@ -171,7 +173,7 @@ class Assembly:
 
         Args:
             versions: by agent, the version that the group was sampled from.
-            usage: by agent, what it used in the group's episodes, with open tokens; None: not known.
+            usage: by agent, its usage in the group's episodes, with open tokens; None: not known.
         """
         draft, used = self.drafts[-1], usage or {}
         parts = [
@@ -189,7 +191,10 @@ class Assembly:
         )
 
     def closing(self) -> StepClosed | None:
-        """Return the decision to close the open step, if it is full or has resolved its maximum of groups, and no group in flight needs it."""
+        """Return the decision to close the open step; None if it may not close.
+
+        It may close if it is full or has its maximum of decided groups, and no group in flight needs a place in it.
+        """
         draft, names = self.open, self._names()
         if draft is None or not self._may_close(draft):
             return None
@@ -207,7 +212,7 @@ class Assembly:
         return StepClosed(**names, step=draft.step, parts=tuple(parts))
 
     def apply(self, decided: Decision) -> None:
-        """Make a decision effective. Only here do groups enter steps, and steps close. It is of a step that is not recorded."""
+        """Add a decided group to its step, or close a step. No other method does so. The step must not be recorded yet."""
         draft = self._draft(decided.step)
         if isinstance(decided, StepClosed):
             draft.closed = True
@@ -236,8 +241,8 @@ class Assembly:
         """Remove the oldest step, which is recorded.
 
         Args:
-            versions: by agent, the version after it: the same as before, if it trained no token of the agent.
-            trained: agents of which the step has groups.
+            versions: by agent, the version after the step: the same as before, if the step trained no token of the agent.
+            trained: agents for which the step has groups.
         """
         self.versions = base = dict(versions)
         self._last_steps |= dict.fromkeys(trained, step)
@@ -258,7 +263,7 @@ class Assembly:
         """Return how many new groups to issue (credits, see docs/explanation/architecture.md).
 
         Args:
-            in_flight: number of groups that are issued already.
+            in_flight: number of groups in flight.
             served: by agent, the version from which a new group is sampled, or an older one.
         """
         draft = self.open
@@ -322,11 +327,17 @@ class Assembly:
         return is_full or self._fits(slacks, self.rules.groups_per_step)
 
     def _slack(self, at: Mapping[str, int], versions: Mapping[str, int]) -> int:
-        """Return how many steps later than at these versions a group can be trained; below 0: it is too stale."""
+        """Return how many steps after the one that trains at versions `at` a group can still be trained; below 0: it is too stale already.
+
+        versions: by agent, the oldest versions of the group's turns.
+        """
         return min(versions.get(agent, 0) + self.rules.max_staleness - version for agent, version in at.items())
 
     def _fits(self, slacks: Iterable[int], places: int) -> bool:
-        """Return whether groups have places in time (earliest deadline first). places: those left in the step of slack 0."""
+        """Return whether all groups can get places before they are too stale (earliest deadline first); those too stale already do not count.
+
+        slacks: as `_slack` returns. places: number of places left in the step that groups of slack 0 need.
+        """
         timely = sorted(slack for slack in slacks if slack >= 0)
         later = self.rules.groups_per_step
         return all(number <= places + slack * later for number, slack in enumerate(timely, 1))

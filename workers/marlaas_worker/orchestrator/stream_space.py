@@ -23,7 +23,7 @@ TIGHT = 0.5
 FULL = 0.95
 MARGIN = 1.25
 STATE_AGE_S = 0.5
-"""The sequence is used as a lower bound, and turns wait if the stream is full: both allow a state that is not new."""
+"""Age up to which the stream's state is not read again. An old one is safe: its sequence is a lower bound, and turns wait if the stream is full."""
 WINDOW_S = 20.0
 """Seconds of one measurement of an episode's size; replicas report every two seconds."""
 NUM_WINDOWS = 4
@@ -37,9 +37,9 @@ class SpaceNeed:
     """Bytes of the stream that one job holds, and that it may need.
 
     Attributes:
-        held: turns of its open groups and evaluation, whether written already or not.
-        step: most that it may need to finish a step.
-        wanted: most that it could use.
+        held: bytes of the turns of its open groups and evaluation, whether written already or not.
+        step: most bytes that it may need to finish a step.
+        wanted: most bytes that it could use.
     """
 
     held: int
@@ -63,6 +63,10 @@ def bounds(total: int, needs: Mapping[str, SpaceNeed]) -> dict[str, int]:
     The sum exceeds `total` only if the reserved bytes do. A job without open groups gets its whole step or
     nothing. While a job waits to begin, no job behind it begins, unless the waiting job's step exceeds the
     total and so never fits. While no job waits, the rest is shared out evenly, up to `wanted`.
+
+    Args:
+        total: bytes for all jobs.
+        needs: by job uid.
     """
     granted = {uid: need.reserved for uid, need in needs.items()}
     left, waits = max(0, total - sum(granted.values())), False
@@ -82,7 +86,7 @@ def bounds(total: int, needs: Mapping[str, SpaceNeed]) -> dict[str, int]:
 
 
 def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
-    """Share out evenly: no job gets more than its wish, and the remainder goes to the others."""
+    """Share out `left` bytes evenly, by job: no job gets more than its wish, and the remainder goes to the others."""
     given = {}
     for num_done, (uid, wish) in enumerate(sorted(wishes.items(), key=lambda pair: pair[1])):
         given[uid] = max(0, min(wish, left // (len(wishes) - num_done)))
@@ -102,7 +106,7 @@ class StreamSpace:
 
     @property
     def total(self) -> int:
-        """Bytes for all jobs, less the bytes that no job holds by estimate (turns not purged yet, or larger than estimated)."""
+        """Bytes for all jobs, less the stored bytes that exceed what the jobs hold by estimate (turns not purged yet, or larger than estimated)."""
         if self.state.max_bytes <= 0:
             return 1 << 62
         return max(0, int(MAX_HELD * self.state.max_bytes) - max(0, self.state.num_bytes - self._held))
@@ -164,7 +168,7 @@ class StreamSpace:
 class EpisodeSize:
     """Bytes of turns that an episode adds to the stream: the maximum of the latest measurements, plus a margin.
 
-    known: 0 before the first measurement.
+    known: the estimate; 0 before the first measurement.
     """
 
     known: int = 0
@@ -175,9 +179,9 @@ class EpisodeSize:
         """Measure from running totals.
 
         Args:
-            now: seconds.
-            num_bytes: bytes recorded since a fixed time.
-            num_episodes: episodes ended since a fixed time.
+            now: seconds of any clock.
+            num_bytes: bytes of turns recorded since a fixed time.
+            num_episodes: number of episodes that have ended since a fixed time.
         """
         if self._began is None:
             self._began = (now, num_bytes, num_episodes)
@@ -190,7 +194,7 @@ class EpisodeSize:
         self._began = (now, num_bytes, num_episodes)
 
     def bytes(self, spec: JobSpec, capacity: int) -> int:
-        """Return the estimate. Before the first measurement: the limits of the job's spec, but at most a small part of the stream."""
+        """Return the estimate; before the first measurement, the largest size that the spec allows, or 1/32768 of `capacity` if that is less."""
         if self.known:
             return self.known
         rollout = spec.rollout
@@ -202,7 +206,8 @@ class JobSpace:
     """One job's part of the stream.
 
     Attributes:
-        why: what it lacks in the stream to issue groups now; empty if nothing.
+        size: size of its episodes.
+        why: why it has no space to issue groups now, as text; empty if it has.
         is_demonstrated: whether its groups are demonstrations, of one episode each.
     """
 
@@ -213,7 +218,7 @@ class JobSpace:
         self._stream, self._uid, self._spec = stream, uid, spec
 
     def update(self, num_open: int, *, evaluating: bool, asks: bool) -> None:
-        """Set the number of the job's open groups, and whether an evaluation is in progress. asks: the job would issue more groups."""
+        """Set the number of the job's open groups, and whether an evaluation is in progress. asks: whether the job wants more space."""
         self.why = ""
         self._stream.update(self._uid, self._need(num_open, evaluating), asks=asks)
 
@@ -227,7 +232,7 @@ class JobSpace:
         return num
 
     def may_evaluate(self, num_open: int) -> bool:
-        """Return whether an evaluation may begin, and take its space. Beside open groups there is always space for one."""
+        """Return whether an evaluation may begin, and take its space. A job with open groups has space for one already."""
         if num_open == 0 and self._stream.request(self._uid, self._need(0, False)) < self._evaluation():
             self.why = self._explain()
             return False
@@ -247,15 +252,15 @@ class JobSpace:
         return SpaceNeed(held, step, step + self._ahead() * group)
 
     def _fewest(self) -> int:
-        """Return the groups of a step without refills."""
+        """Return the number of groups of a step without refills."""
         return self._spec.rows_per_step if self.is_demonstrated else self._spec.training.groups_per_step
 
     def _most(self) -> int:
-        """Return the groups of a step with all refills; demonstrations have none."""
+        """Return the number of groups of a step with all refills; demonstrations have no refills."""
         return self._fewest() * (1 if self.is_demonstrated else 1 + self._spec.training.max_refill)
 
     def _ahead(self) -> int:
-        """Return the groups of the steps that may be played ahead of the oldest open one."""
+        """Return the number of groups in the steps that may be played ahead of the oldest step that is not recorded."""
         return self._fewest() * self._spec.steps_ahead
 
     def _group(self) -> int:

@@ -1,6 +1,6 @@
-"""Use of the pools by tenants, kept on the bus in the bucket `tenants`: total usage since the first job, and past use. And their rates, which quotas limit.
+"""Tenants' total usage since their first job, and their past use, kept in the bucket `tenants`. Also decides which tenants are over a rate.
 
-Neither can be derived from the progress of jobs alone: a tenant may delete its jobs, which leave nothing else behind.
+Neither usage nor past use can be derived from the progress of jobs alone: a tenant may delete its jobs, and then nothing else is left of them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from marlaas_worker.orchestrator.quota import Pacing
 TOTALS_S = 10.0
 """Time between two writes of the totals. A kill loses none of them: they are summed from the progress of all jobs."""
 PAST_USE_S = 30.0
-"""Time between two writes of past use. An orchestrator that is killed loses at most that much of it, out of hours."""
+"""Time between two writes of past use. If an orchestrator is killed, only the use of that time is lost."""
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class TenantAccounts:
         return {name: account.total for name, account in sorted(self._known.items())}
 
     async def close(self, progress: Progress, present: Container[str]) -> None:
-        """Add a job to its tenant's removed jobs, before its progress is deleted. May be repeated.
+        """Add a job's usage to that of its tenant's removed jobs, before the job's progress is deleted. May be repeated.
 
         Args:
             present: uids of all jobs that have a progress.
@@ -92,7 +92,7 @@ class TenantAccounts:
 
 
 def summed(accounts: Mapping[str, TenantUsage], all_progress: Iterable[Progress]) -> dict[str, TenantUsage]:
-    """Return the accounts by tenant with new totals: of removed jobs, and of the jobs that have a progress."""
+    """Return the accounts by tenant with new totals: the usage of removed jobs, and of the jobs that have a progress."""
     present: dict[str, list[UsageAmounts]] = defaultdict(list)
     for progress in all_progress:
         tenant = _tenant(progress)

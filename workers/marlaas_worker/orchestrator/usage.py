@@ -1,9 +1,9 @@
 """Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission.
 
-Turns tell what their tokens were used for (`metering`). Only the totals contain generations that were cancelled or failed, and slot seconds.
-Such generations leave no record of their own: a report repeats a total until it arrives, and it is current before a group is decided,
-as the limits of tenants need. A record would be lost with a replica that stops while NATS is away, and may come after the decision on
-its group or after the end of its job.
+What tokens were used for is known from the turns (`metering`). Only the totals contain generations that were cancelled or failed, and
+slot seconds. Such generations are not recorded one by one. A record would be lost if its replica stops while NATS is unavailable, and
+could arrive after the decision on its group or the end of its job. A total is in every report, so a lost report loses nothing, and it is
+current before a group is decided, which the rates of tenants need.
 """
 
 from collections import deque
@@ -17,11 +17,11 @@ from marlaas_api.messages.usage import merged
 
 @dataclass(slots=True)
 class RunningTotal:
-    """Sum of totals that restart from zero when their replica restarts.
+    """Sum of the replicas' totals, each of which restarts from zero when its replica restarts.
 
     Attributes:
-        counted: by replica (`<pool>/<name>`), the part of its total that `total` contains.
-        since_seen: do not count a replica's total at its first report.
+        counted: by replica (`<pool>/<name>`), the part of its present total that `total` contains.
+        since_seen: whether to leave out what a replica's total had at its first report.
     """
 
     total: float = 0.0
@@ -29,7 +29,7 @@ class RunningTotal:
     since_seen: bool = False
 
     def see(self, replica: str, value: float) -> None:
-        """Add what a replica's total has grown by since its last report. value: its total since it started."""
+        """Add the growth of a replica's total since its last report. value: the total since the replica started."""
         before = self.counted.get(replica, value if self.since_seen else 0.0)
         self.total += value - before if value >= before else value
         self.counted[replica] = value
@@ -39,7 +39,8 @@ class RunningTotal:
 class JobUsage:
     """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools.
 
-    slot_s: by agent.
+    window_s: seconds over which `tokens_per_s` is averaged. engine_s: seconds of engines. slot_s: seconds of adapter slots, by agent.
+    preempted_tokens, preempted_engine_s: of the generations that were cancelled after a preemption of the job; part of the totals.
     """
 
     uid: str
@@ -56,8 +57,8 @@ class JobUsage:
     def of(cls, uid: str, before: Progress | None) -> "JobUsage":
         """Return the usage of a job.
 
-        before: its published progress, whose totals are continued. It names each replica's totals that they contain, so use
-        since then counts too, unless its replica was restarted before this orchestrator has read its report.
+        before: its published progress, whose totals are continued. It says how much of each replica's totals they contain, so usage
+        since then counts too, except that of a replica which was restarted before this orchestrator read its report.
         """
         if before is None:
             return cls(uid)
@@ -93,11 +94,15 @@ class JobUsage:
             self._points.popleft()
 
     def with_slots(self, usage: Mapping[str, UsageAmounts]) -> dict[str, UsageAmounts]:
-        """Return the usage by agent with the seconds of its slots."""
+        """Return `usage`, which is by agent, with the seconds of each agent's slots added."""
         return merged(usage, {agent: UsageAmounts(slot_s=one.total) for agent, one in self.slot_s.items()})
 
     def totals(self) -> dict[str, Any]:
-        """Return the fields of `Progress` that tell the usage of the job as a whole, and what its parts contain."""
+        """Return the job's total usage as fields of `Progress`.
+
+        The `counted…` fields hold, by replica (`<pool>/<name>`), how much of its running total is included. So the next orchestrator
+        counts nothing twice.
+        """
         return {
             "tokens": int(self.tokens.total),
             "tokens_per_s": self.tokens_per_s(),
@@ -113,7 +118,7 @@ class JobUsage:
         }
 
     def tokens_per_s(self) -> float:
-        """Return the rate over the window; 0 until two points are known."""
+        """Return the generated tokens per second over the window; 0 until two points are known."""
         if len(self._points) < 2:
             return 0.0
         (start, before), (end, after) = self._points[0], self._points[-1]
@@ -127,13 +132,13 @@ def _apart(counted: Mapping[str, tuple[int, float]]) -> tuple[dict[str, float], 
 
 
 def _together(tokens: RunningTotal, seconds: RunningTotal) -> dict[str, tuple[int, float]]:
-    """Return the counted tokens and seconds by replica, without those that have counted nothing."""
+    """Return the counted tokens and seconds by replica, without the replicas of which nothing was counted."""
     names = (name for name, number in tokens.counted.items() if number or seconds.counted[name])
     return {name: (int(tokens.counted[name]), seconds.counted[name]) for name in names}
 
 
 LATE_S = 10.0
-"""Replicas report a job's last use at most so long after its end."""
+"""Longest time between the end of a job and the replicas' report of its last use."""
 
 
 def has_just_ended(progress: Progress, now: float) -> bool:
@@ -142,7 +147,7 @@ def has_just_ended(progress: Progress, now: float) -> bool:
 
 
 def with_late_use(progress: Progress, reports: list[ReplicaReport], now: float) -> Progress:
-    """Return the progress of a job that has just ended, with the use that replicas have reported since. now: unix seconds."""
+    """Return the progress of a job that has just ended, with the use that replicas have reported since its last write. now: unix seconds."""
     usage = JobUsage.of(progress.uid, progress)
     usage.see(reports, now)
     recorded = {agent: used.model_copy(update={"slot_s": 0.0}) for agent, used in progress.usage.items()}
@@ -152,14 +157,14 @@ def with_late_use(progress: Progress, reports: list[ReplicaReport], now: float) 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedTime:
-    """Times of a job's admissions, unix seconds, how often it was preempted, and what that cut.
+    """Times of a job's admissions, unix seconds, how often it was preempted, and the usage of the plays that this cut.
 
     Attributes:
         started_at: its first admission.
         admitted_at: its last admission.
         counted_from: `now` minus this is the total time for which it was admitted; a restart of its loop loses up to one second.
         num_preemptions: how often it was preempted.
-        cut_tokens, cut_engine_s: as in its `Progress`.
+        cut_tokens, cut_engine_s: generated tokens and engine seconds of the plays that preemptions cut, as in its `Progress`.
     """
 
     started_at: float
@@ -179,7 +184,7 @@ class AdmittedTime:
         return cls(before.started_at or now, since, now - before.admitted_s, before.num_preemptions, *cut)
 
     def as_of(self, now: float) -> dict[str, Any]:
-        """Return the fields of `Progress` that tell the admissions."""
+        """Return the fields of `Progress` about the job's admissions."""
         return {
             "started_at": self.started_at,
             "admitted_at": self.admitted_at,
