@@ -1,4 +1,4 @@
-"""Data plane: the roles orchestrator, rollout, sandbox and trainer, and `rl`, the loss mathematics.
+"""Data plane: the roles orchestrator, rollout, sandbox, trainer and exporter, and `rl`, the loss mathematics.
 
 Roles never import each other.
 """

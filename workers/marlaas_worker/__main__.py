@@ -43,11 +43,11 @@ class OneRecordFormatter(logging.Formatter):
 
 
 _of_sandbox = contextvars.ContextVar[logging.Handler | None]("of_sandbox", default=None)
-"""Where the records of a sandbox go that shares this process with others."""
+"""Log handler of the sandbox that the current task belongs to, if several sandboxes share this process; else None."""
 
 
 class _LogHandler(logging.StreamHandler[IO[str]]):
-    """Writes to stderr, and records of a sandbox of many to its own log."""
+    """Writes a record to the log of the sandbox that it is from if several sandboxes share this process, and to stderr otherwise."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if (own := _of_sandbox.get()) is not None:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _host_sandboxes(control: int) -> int:
-    """Serve all sandboxes of a local run in this process. control: socket for its requests."""
+    """Serve all sandboxes of a local run in this process; return the exit code. control: descriptor of the socket for requests."""
     from marlaas_worker.sandbox.host import serve
 
     _set_up_logging("sandboxes")
@@ -153,7 +153,7 @@ async def _health(port: int | None, metrics: Metrics) -> AsyncIterator[None]:
 
 
 def _role(options: argparse.Namespace, context: RoleContext) -> Awaitable[None]:
-    """Import only the chosen role, so that a sandbox process does not load torch."""
+    """Return the coroutine that runs the chosen role. Only that role is imported, so that a sandbox process does not load torch."""
     set_memory_variables(options.role)
     match options.role:
         case "orchestrator":

@@ -66,7 +66,7 @@ class AdapterInvalid(Permanent):
 class AdapterConfig:
     """Settings of all modules of an adapter.
 
-    base_model, revision: by which loaders (AutoPeft, vLLM) find the base model; not an identity.
+    base_model, revision: by which loaders (AutoPeft, vLLM) find the base model; they do not identify it.
     """
 
     rank: int
@@ -130,7 +130,7 @@ def read_adapter(source: Path | Mapping[str, bytes]) -> tuple[dict[str, torch.Te
 
 
 def read_config(folder: Path) -> AdapterConfig:
-    """Read only the configuration. Raises AdapterInvalid."""
+    """Read only the configuration of a PEFT folder. Raises AdapterInvalid."""
     return _config(_read_fields(_file(folder, CONFIG_FILE)))
 
 

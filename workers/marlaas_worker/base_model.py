@@ -18,7 +18,7 @@ class ModelUnusable(InvalidInput):
 
 
 def load_base_model(folder: Path, dtype: torch.dtype) -> Any:
-    """Load a causal language model on the CPU, without gradients and without dropout. Thread-safe.
+    """Load transformers' causal language model on the CPU, without gradients and without dropout. Thread-safe.
 
     Raises:
         ModelUnusable: the folder is missing, or contains no model that transformers can load.

@@ -22,16 +22,16 @@ from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
 NUM_PROBES = 16
 NUM_TOKENS = 24
 NUM_FLOAT32_PROBES = 8
-"""Probes of a version, and of an engine's self-test, in float32. Their tolerance is FLOOR, and not a multiple of the noise, which more probes average.
-The mean over half of the probes is at most twice the mean over all: 2.4e-5 in the worst version measured, a quarter of
-FLOOR (docs/reference/measurements.md, "Proof")."""
+"""Number of probes of a version, and of an engine's self-test, in float32. Half of NUM_PROBES suffice: the tolerance is FLOOR, not a
+multiple of noise, which needs more probes to average out. The mean over half of the probes is at most twice the mean over all:
+2.4e-5 in the worst version measured, a quarter of FLOOR (docs/reference/measurements.md, "Proof")."""
 NOISE_FACTOR = 5.0
 FLOOR = 1e-4
 LEAST_SHIFT = 10.0
 """Least shift of the probes' logprobs under the self-test's adapter, in multiples of the tolerance."""
 
 ROUNDING_FACTOR = 2.0
-"""Largest distance of an engine from float32, in multiples of the trainer's noise, that counts as right rounding: 1.3 at most in bench/proof.py."""
+"""Largest distance of an engine from float32, in multiples of the trainer's noise, that is not warned of. bench/proof.py has measured 1.3 at most."""
 
 _SAMPLE_BYTES = 1 << 15
 
@@ -68,7 +68,7 @@ def rounding_warning(distance: float, calibration: Calibration) -> str:
 
 
 def num_sufficient(dtype: str) -> int:
-    """Return the number of probes that a version carries and the self-test scores."""
+    """Return the number of probes that a version carries, and the self-test scores, with an engine of this dtype."""
     return NUM_FLOAT32_PROBES if dtype == "float32" else NUM_PROBES
 
 
@@ -78,7 +78,7 @@ def sufficient_probes(calibration: Calibration) -> tuple[Probe, ...]:
 
 
 def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
-    """Draw the self-test's adapter, the same on every machine, with values rounded to `dtype`.
+    """Draw the tensors of the self-test's adapter, the same on every machine, with values rounded to `dtype`.
 
     A is uniform with variance 1/in; B is uniform with the size that the specification gives for its layer.
     """
@@ -133,12 +133,12 @@ def fingerprint(model: Path) -> str:
 
 
 def ids_of(probes: Sequence[Probe]) -> list[npt.NDArray[np.int32]]:
-    """Return the token ids of each probe."""
+    """Return the token ids of each probe, int32 [T]."""
     return [unpack_ids(probe.ids) for probe in probes]
 
 
 def joined(logprobs: Sequence[bytes]) -> npt.NDArray[np.float32]:
-    """Concatenate the logprobs of several probes into one array."""
+    """Unpack the logprobs of several probes and concatenate them into one array."""
     return np.concatenate([unpack_logprobs(packed) for packed in logprobs])
 
 

@@ -18,7 +18,10 @@ def uses_gpu() -> bool:
 
 
 def check_gpus(wanted: int) -> None:
-    """Raise InvalidInput if the pool wants GPUs, and the machine or pod has one that cannot be used; without one, `marlaas run` says so."""
+    """Raise InvalidInput if a pool wants GPUs, and the machine or pod has a GPU that cannot be used. If it has none, `marlaas run` reports that.
+
+    wanted: number of GPUs in the pool's spec.
+    """
     if wanted and has_gpu() and not uses_gpu():
         advice = "install the extra gpu, or set gpus to 0" if _has_cpu_engine() else "check its driver with nvidia-smi"
         reason = f"the engine is the one for CPUs ({CPU_ENGINE})" if _has_cpu_engine() else "torch cannot use it"

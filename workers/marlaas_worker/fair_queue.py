@@ -6,7 +6,7 @@ within it the job with the smallest usage, and within that the agent (VTC: Sheng
 Language Models", OSDI 2024, section 4). Splitting its work into many jobs gains a tenant nothing.
 
 - An account is active while it has open episodes, queued requests or requests in flight.
-- The virtual time of a level is the smallest usage of its accounts with queued requests, or the largest value that this has had.
+- The virtual time of a level is the smallest usage of its accounts with queued requests, and never falls: it keeps its largest value.
 - On activation the usage of an account is lifted to the virtual time, or to the smallest usage of the active accounts if all
   are ahead of it. So an idle tenant saves up no credit.
 - An active account without queued requests keeps its credit, so a tool call does not erase it. Its credit is bounded: when
@@ -41,6 +41,7 @@ class Ticket(Generic[T]):
     """A request in the queue or in flight.
 
     Attributes:
+        path: its accounts. item: the caller's own object.
         charged: cost that its accounts have been charged; before it is served, the estimate.
         size: room that it needs.
         is_queued: whether it waits in the queue.
@@ -97,7 +98,7 @@ class _Account(Generic[T]):
         return account
 
     def leave(self, name: str) -> None:
-        """Count one reason less. Idle accounts that the next activation would lift anyway are dropped."""
+        """Count one reason less for an account below to be active. Idle accounts that the next activation would lift anyway are dropped."""
         account = self.below[name]
         account.num_active -= 1
         if account.num_active:
@@ -119,7 +120,7 @@ class _Account(Generic[T]):
         self.virtual = max(self.virtual, min((one.usage for one in self.waiting.values()), default=self.virtual))
 
     def bound_credit(self, name: str, max_credit: float) -> None:
-        """Lift the usage of an active account below that has no queued requests to the least that it may have."""
+        """Lift the usage of an active account below without queued requests, if it is more than the account's share of `max_credit` behind."""
         self.advance()
         account = self.below[name]
         account.usage = max(account.usage, self.virtual - max_credit / self.active_weight)
@@ -181,7 +182,7 @@ class FairQueue(Generic[T]):
         return account.usage if account.num_active else max(account.usage, above.floor())
 
     def open(self, path: Path, weight: float | None = None) -> None:
-        """Count one more open episode.
+        """Count one more open episode of the accounts of a path.
 
         weight: of the tenant, from now on; None keeps its weight, which is 1 at first. Raises ValueError as `check_weight`.
         """
@@ -192,7 +193,7 @@ class FairQueue(Generic[T]):
             account = account.enter(name, weight if account is self._root else None)
 
     def close(self, path: Path) -> None:
-        """Count one open episode less."""
+        """Count one open episode less of the accounts of a path."""
         line = self._line(path)
         for above, name in reversed(list(zip(line, path, strict=False))):
             above.leave(name)
@@ -237,7 +238,10 @@ class FairQueue(Generic[T]):
         return None
 
     def take(self, ticket: Ticket[T]) -> Ticket[T]:
-        """Serve a queued request out of turn and charge its estimate; the bound's C then covers such a series of requests."""
+        """Serve a queued request out of turn, and charge its estimate.
+
+        In the module's fairness bound, requests of one account that are taken in a row count as one request: C is the cost of all of them.
+        """
         return self._serve(ticket)
 
     def settle(self, ticket: Ticket[T], cost: float) -> None:
@@ -253,7 +257,7 @@ class FairQueue(Generic[T]):
             self.close(ticket.path)
 
     def charge(self, path: Path, cost: float) -> None:
-        """Add the cost of service to the accounts of a path that are active, such as of service on another replica."""
+        """Add the cost of service to the active accounts of a path, for example of service on another replica."""
         for account in self._line(path)[1:]:
             if account.num_active:
                 account.charge(cost)

@@ -30,7 +30,7 @@ async def health_server(port: int, metrics: Metrics) -> AsyncIterator[int]:
 
 
 def families(samples: Iterable[Sample]) -> list[CounterMetricFamily | GaugeMetricFamily]:
-    """Group samples by name. Samples of one name have the same label names."""
+    """Return one Prometheus family for each name of a sample. Samples of one name have the same label names."""
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
         by_name.setdefault(sample.name, []).append(sample)

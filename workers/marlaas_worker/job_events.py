@@ -13,14 +13,14 @@ _log = logging.getLogger(__name__)
 
 
 class EventEmitter:
-    """Publishes job events of one role. `emit` publishes at once; `queue` and `run` publish in the background, without delaying callers."""
+    """Publishes job events of one role. `emit` publishes at once. `queue` returns at once, and `run` publishes what is queued."""
 
     def __init__(self, context: RoleContext, role: str) -> None:
         self._bus, self._now, self._role = context.bus, context.now, role
         self._queued: asyncio.Queue[tuple[JobEvent, str | None]] = asyncio.Queue()
 
     async def emit(self, job: JobRef, reason: str, message: str) -> None:
-        """Publish an event of a job."""
+        """Publish an event of a job. reason: one word in CamelCase. message: the sentence for people."""
         await self._publish(self._event(job, reason, message), None)
 
     def queue(self, job: JobRef, reason: str, message: str, once: str | None = None) -> None:

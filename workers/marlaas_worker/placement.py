@@ -1,9 +1,9 @@
 """Which worker has which agent: rendezvous hashing with bounded load and hysteresis. Pure.
 
-Every worker computes the same placement from the same observations, so nobody has to hand out agents.
+Every worker computes the same placement from the same observations, so no coordinator has to assign agents.
 
 - An agent without a live holder goes to the worker that ranks highest for it (rendezvous hashing) among those whose
-  load stays at most the mean; if none has room, to the least loaded. So a dying worker moves only its own agents.
+  load stays at most the mean; if none has room, to the least loaded. So when a worker ends, only its own agents move.
 - An agent may have several parts, each with a part of its load; they go to different workers.
 - An agent with a live holder stays, unless the loads differ by too much. Then agents move, one at a time, from the most
   to the least loaded worker, until the loads are well inside the limits (hysteresis: small changes move nothing). An agent
@@ -21,15 +21,15 @@ from dataclasses import dataclass
 EPSILON = 0.25
 """Relative deviation from the mean load at which agents move; after moving, it is at most half of that."""
 GAIN = 0.1
-"""Reduction of the largest load, relative to the mean load, for which one agent moves. Its adapters are loaded again, in a tenth of a second."""
+"""Reduction of the largest load, relative to the mean load, above which one agent moves. A move costs a re-load of adapters, 0.1 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentLoad:
     """An agent to place, or a part of one.
 
-    cost: its share of load, above 0. holder: the worker that has it now; empty if none. refused: workers that do not
-    take it at present. whole: the agent that this is a part of; empty if it has one part only.
+    cost: its load, above 0, in any unit. holder: the worker that has it now; empty if none. refused: workers that do not
+    take it at present. whole: the agent that this is a part of; its parts go to different workers; empty: this is a whole agent.
     """
 
     cost: float = 1.0
@@ -56,7 +56,7 @@ def rank(agent: str, worker: str) -> int:
 
 
 class _Loads:
-    """A placement in the making."""
+    """The workers' loads while a placement is computed. placed: the worker of each agent that is placed so far."""
 
     def __init__(self, agents: Mapping[str, AgentLoad], workers: Collection[str]) -> None:
         self._agents = agents
@@ -82,7 +82,7 @@ class _Loads:
             self._put(name, min(allowed, key=lambda worker: (self._of[worker], -rank(name, worker))))
 
     def balance(self) -> None:
-        """Move agents if a load is outside the limits, until all are within half of them or nothing helps; then single agents."""
+        """Move agents if a load is outside the limits, until all are within half of them or no move helps. Then make moves worth GAIN."""
         self._bound()
         while (found := self._worthwhile()) is not None:
             self._put(*found)
@@ -113,12 +113,15 @@ class _Loads:
         return low <= min(self._of.values()) and max(self._of.values()) <= high
 
     def _move(self) -> bool:
-        """Move one agent away from the most loaded worker, if any move makes two loads more equal."""
+        """Move one agent away from the most loaded worker, if a move makes two loads more equal; return whether one moved."""
         giver = max(self._of, key=lambda worker: (self._of[worker], worker))
         return any(self._move_to(one, giver) for one in sorted(self._of, key=lambda worker: (self._of[worker], worker)))
 
     def _move_to(self, receiver: str, giver: str) -> bool:
-        """Move the agent that ranks the receiver highest, if any move makes the two loads more equal."""
+        """Move one agent if that makes the two loads more equal; return whether one moved.
+
+        Of the agents that cost at most half of the difference, the one with the highest rank for the receiver moves; else the cheapest.
+        """
         gap = self._of[giver] - self._of[receiver]
         movable = [
             name

@@ -20,7 +20,7 @@ SETTINGS = {"MKL_CBWR": "AUTO,STRICT", "MKL_DYNAMIC": "FALSE"}
 
 
 def ask_for_the_same_bits() -> None:
-    """Set the environment for this process and its children; keep values that the user has set."""
+    """Set MKL's environment variables (`SETTINGS`) for this process and its children; keep values that the user has set."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
@@ -29,15 +29,16 @@ MEMORY_SETTINGS = {
     "rollout": {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"},
     "trainer": {"THP_MEM_ALLOC_ENABLE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
 }
-"""By role; the libraries read them once. Inductor's processes, one for each core, would be in no plan of a trainer's memory.
+"""Environment variables that save memory, by role; the libraries read them once.
 
-oneDNN keeps a kernel for each shape of a weight and number of rows, by default 1,024, which took 150 MiB in vLLM's core (docs/reference/measurements.md). Without torch's huge pages,
-glibc's heap takes half as much again as a trainer's activations (`bench/memory.py`).
+Rollout: oneDNN caches a kernel for each shape of a weight and number of rows. Its default, 1,024 kernels, took 150 MiB in vLLM's core
+(docs/reference/measurements.md). Trainer: without torch's huge pages, glibc's heap takes half as much again as the activations
+(`bench/memory.py`). Inductor would start a process for each core, and the trainer's memory plan does not include them.
 """
 
 
 def set_memory_variables(role: str) -> None:
-    """Set a role's variables for its process and its children; keep values that the user has set."""
+    """Set the variables in `MEMORY_SETTINGS` for this process and its children; keep values that the user has set."""
     for name, value in MEMORY_SETTINGS.get(role, {}).items():
         os.environ.setdefault(name, value)
 
@@ -63,7 +64,10 @@ def make_home(scratch: Path) -> None:
 
 
 def home_variables(scratch: Path) -> dict[str, str]:
-    """Create a home below the scratch folder if the process has no writable one; return its variable, and a user's name if it has none."""
+    """Return the environment variables that this process lacks, and create the folder that they name.
+
+    HOME, `<scratch>/home`, if the process cannot write to its home folder; USER and LOGNAME if its user has no name.
+    """
     added: dict[str, str] = {}
     if not _has_home():
         home = scratch / "home"

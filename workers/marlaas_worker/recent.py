@@ -1,4 +1,4 @@
-"""Recent amounts by key, which count less with their age. Pure; the caller passes the clock, in seconds."""
+"""Sums of recent amounts by key; an amount counts less with its age. Pure; the caller passes the clock, in seconds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RecentSums:
-    """Sums of amounts by key: an amount counts half after `half_life_s`. Sums below `least` are forgotten."""
+    """Sums of amounts by key: an amount counts half after `half_life_s`. Sums below `least` are dropped."""
 
     half_life_s: float
     least: float
@@ -21,10 +21,10 @@ class RecentSums:
             self._sums[key] = self._sums.get(key, 0.0) + amount
 
     def keep(self, wanted: Callable[[str], bool]) -> None:
-        """Drop all keys that are not wanted."""
+        """Drop all keys for which `wanted` returns False."""
         self._sums = {key: total for key, total in self._sums.items() if wanted(key)}
 
     def at(self, now: float) -> dict[str, float]:
-        """Return the sums by key."""
+        """Return the sums by key at the time `now`."""
         factor = 0.5 ** ((now - self._at) / self.half_life_s)
         return {key: total * factor for key, total in self._sums.items() if total * factor >= self.least}

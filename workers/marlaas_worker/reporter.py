@@ -1,4 +1,4 @@
-"""Publishes a worker's report to KV `replicas`: readiness, what it holds, and usage."""
+"""Publishes a worker's report to KV `replicas`: its readiness, the agents or adapters that it has, and usage."""
 
 import asyncio
 import logging
@@ -21,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 class Reporter:
-    """Publishes a report every `interval_s` seconds, and at once after `changed`. `compose` builds it from the resident bytes."""
+    """Publishes a report every `interval_s` seconds, and at once after `changed`.
+
+    address: role and pool. compose: builds the report; its argument is the worker's resident memory in bytes.
+    """
 
     def __init__(
         self,
@@ -59,12 +62,12 @@ class Reporter:
             _log.warning("could not report: %s", error)
 
     async def publish(self) -> None:
-        """Publish a report now. Raises as the bus does."""
+        """Publish a report now. Raises the errors of the bus."""
         report = self._compose(await self._measure()).model_copy(update={"waits": self._waits.reported()})
         await (await self._open()).put(self._key, wire.encode(report))
 
     async def _measure(self) -> int:
-        """Return the resident bytes as of at most `MEASURE_S` ago."""
+        """Return `resident_bytes`, measured at most `MEASURE_S` ago."""
         now = time.monotonic()
         if now - self._measured_at >= MEASURE_S:
             self._measured_at, self._rss_bytes = now, await asyncio.to_thread(resident_bytes)
@@ -83,7 +86,7 @@ class Reporter:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process and all its descendants."""
+    """Return the resident memory of this process and all its descendants, in bytes."""
     me = psutil.Process()
     total = 0
     for process in (me, *me.children(recursive=True)):

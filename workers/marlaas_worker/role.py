@@ -18,11 +18,15 @@ from marlaas_worker.waits import Waits, WatchedBlobs
 class RoleContext:
     """Dependencies of one worker.
 
-    name: the replica's name, the same after a restart (as a StatefulSet's pod). scratch: a local folder for
-    this worker alone. shares_cpu: whether the role may change the CPU share of its session, which has no other processes than its own.
-    stop: set when the process is asked to stop; the role then drains and returns. now: clock in Unix seconds.
-    metrics: where the role registers its health and metrics. waits: failures of `blobs` by job, which are noted there. creds: file of the bus credentials; None: no
-    credentials.
+    Attributes:
+        name: the replica's name, the same after a restart (as a StatefulSet's pod).
+        scratch: a local folder for this worker alone.
+        stop: set when the process is asked to stop; the role then drains and returns.
+        now: clock in Unix seconds.
+        metrics: where the role registers its health and metrics.
+        creds: file of the bus credentials; None: no credentials.
+        shares_cpu: whether the role may change the CPU share of its session, which has no other processes than its own.
+        waits: failures for which jobs wait, by job; `blobs` records its own there.
     """
 
     name: str

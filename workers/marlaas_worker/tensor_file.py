@@ -1,7 +1,7 @@
-"""Writes tensors in the safetensors format, with the bytes that the library writes.
+"""Writes tensors in the safetensors format, with the same bytes as the library.
 
-The library copies every tensor twice and compares all of their addresses, which takes several times as long as the
-tensors of an adapter take to copy. Reading is left to the library.
+The library copies every tensor twice and compares the addresses of all. This takes several times as long as one copy of an
+adapter's tensors. Reading is left to the library.
 """
 
 import json
@@ -18,7 +18,9 @@ _ALIGNMENT = 8
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the file of these tensors; equal tensors give equal bytes, in whatever order they come.
+    """Return the bytes of a file with these tensors, by name; equal tensors give equal bytes, in whatever order they come.
+
+    metadata: texts for the file's header; None: none.
 
     Raises:
         KeyError: a dtype other than float32, bfloat16, float16 and uint8.

@@ -1,6 +1,6 @@
-"""Why jobs wait for the blob store or for an unreadable document, as this replica sees it. Its report carries it.
+"""Failures for which jobs wait on this replica: of the blob store, and of documents that cannot be parsed. The replica's report lists them.
 
-Callers retry as they did; they need not know that their waits are noted.
+Callers of the blob store retry as if nothing were recorded.
 """
 
 import time
@@ -16,10 +16,10 @@ from marlaas_api.messages import JobWait
 SILENT_S = 30.0
 """Seconds without an answer after which a call of the blob store is reported. An upload of a large adapter takes less."""
 KEPT_S = 60.0
-"""Seconds for which a failure that is not repeated is reported: longer than every pause between two retries."""
+"""Seconds for which a failure is reported after it has last occurred: longer than every pause between two retries."""
 
 Cause = tuple[str, str]
-"""The job's uid, and the call or document that fails."""
+"""Key of a failure: the job's uid, and the call or document that fails."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,12 @@ class Waits:
     _pending: dict[object, tuple[str, str, float]] = field(default_factory=dict)
 
     def note(self, uid: str, cause: str, error: Retryable, began: float | None = None) -> None:
-        """Note a failure that is retried. Errors without a reason pass too soon to be noted. began: of the call that failed; None: now."""
+        """Record a failure that the caller retries. An error without `reason` passes too soon to be recorded.
+
+        Args:
+            cause: the call or document that fails.
+            began: unix seconds at which the failed call began; None: now.
+        """
         if error.reason is None:
             return
         now, known = self.now(), self._failures.get((uid, cause))
@@ -52,7 +57,7 @@ class Waits:
 
     @asynccontextmanager
     async def watched(self, uid: str, call: str, name: str) -> AsyncIterator[None]:
-        """Note a failure of the store's call in the block, or that it has no answer yet."""
+        """Record a failure of the blob store in the block, or that it has not answered yet. call: such as `read`. name: of the blob or folder."""
         token, began = object(), self.now()
         self._pending[token] = uid, f"{call} of {name}", began
         try:
@@ -66,7 +71,7 @@ class Waits:
             del self._pending[token]
 
     def reported(self) -> dict[str, JobWait]:
-        """Return, by job uid, the failure that has lasted longest, or the longest call without an answer."""
+        """Return, by job uid, what has lasted longest: a failure, or a call without an answer for more than `SILENT_S`."""
         now = self.now()
         busy = {uid for uid, _, _ in self._pending.values()}
         self._failures = {
@@ -86,7 +91,7 @@ class Waits:
 
 
 class WatchedBlobs:
-    """A blob store whose failures are noted for the job that owns the blob."""
+    """A blob store that records failures of its calls in `waits`, for the job that owns the blob."""
 
     def __init__(self, blobs: Blobs, waits: Waits) -> None:
         self._blobs, self._waits = blobs, waits

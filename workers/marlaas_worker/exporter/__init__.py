@@ -1,1 +1,1 @@
-"""Role exporter: reports one job's steps and evaluations to its trackers, its adapters to hub, bucket and volume, and messages about it to its webhooks."""
+"""Role exporter: sends one job's steps and evaluations to its trackers, messages to its webhooks, and its adapters to hub, bucket and volume."""

@@ -1,6 +1,6 @@
-"""Trackers and webhooks of a job: each gets what it lacks, in a thread of its own, with backoff while it is away.
+"""Delivers a job's rows and messages to its trackers and webhooks, each in a thread of its own, with backoff after failures.
 
-Every row once: before the first row, and after every failure, the tracker is opened anew and asked what it has.
+A tracker gets every row once: before the first row, and again after every failure, it is opened and asked which rows it has.
 """
 
 import asyncio
@@ -27,7 +27,15 @@ _NEEDED = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_API_KEY", "trackio":
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What destinations may tell: rows in the order of the stream, and the end if the job has ended. now: unix seconds."""
+    """A job's state at one moment, from which each destination computes what to deliver.
+
+    Attributes:
+        rows: of its steps and evaluations, in the order of the stream.
+        progress: its last progress, with its end if it has ended; None before the first.
+        active_at: unix seconds of its creation, last record, last admission, or the start of this exporter, whichever is last.
+        links: URLs of its runs in trackers.
+        now: unix seconds.
+    """
 
     document: JobDocument
     rows: tuple[MetricRow, ...]
@@ -47,30 +55,36 @@ class Destination(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Name in the status and in logs, such as `webhook 1`; unique in the job."""
         ...
 
     @property
     def url(self) -> str:
-        """Where people look; empty if unknown."""
+        """Where people see what was delivered; empty if unknown."""
         ...
 
     def lacks(self, view: JobView) -> bool:
-        """Return whether there is something to deliver."""
+        """Return whether something is to be delivered now."""
         ...
 
     def deliver(self, view: JobView) -> None:
-        """Deliver what is due."""
+        """Deliver everything that is due in this view."""
         ...
 
     def close(self, end: End | None) -> None:
-        """Release what is open; the process ends."""
+        """Close connections before the process ends. end: DELETED if the job is deleted, else None."""
         ...
 
 
 @dataclass(slots=True)
 class TrackerDestination:
-    """A tracker. ended: mark of the last end that it has."""
+    """Sends a job's rows to its run in one tracker, each row once, and then the job's end.
+
+    Attributes:
+        folder: for the tracker's own files.
+        ended: the last `JobView.end_mark` that was delivered, also by an earlier process; empty if none.
+        url: where to view the run; empty if unknown.
+    """
 
     name: Literal["wandb", "mlflow", "trackio"]
     folder: Path
@@ -114,7 +128,10 @@ class TrackerDestination:
 
 @dataclass(slots=True)
 class WebhookDestination:
-    """An entry of `export.notify`. told: marks of the messages of all entries, which share the list."""
+    """Posts the messages that are due to the webhook of one entry of `export.notify`.
+
+    entry: its position, from 0. told: marks of all messages that were posted; all webhooks of the job share this list. post: posts a text.
+    """
 
     entry: int
     told: list[str]
@@ -143,7 +160,13 @@ class WebhookDestination:
 
 @dataclass(slots=True)
 class Courier:
-    """Serves one destination. view: the newest view of the job; None before the first read."""
+    """Delivers to one destination until cancelled, and keeps its state for the report.
+
+    Attributes:
+        view: returns the newest view of the job; None before the first read, and once the job is deleted.
+        changed: called after each delivery and each failure.
+        since: unix seconds of the first failure since the last success; None while deliveries succeed. error: text of the last failure.
+    """
 
     destination: Destination
     view: Callable[[], JobView | None]
@@ -152,7 +175,7 @@ class Courier:
     error: str = ""
 
     async def run(self, tick_s: float) -> None:
-        """Deliver until cancelled, with backoff after failures."""
+        """Every `tick_s`, deliver what is due; until cancelled. After failures, retry with backoff."""
         pause_s = FIRST_PAUSE_S
         while True:
             view = self.view()

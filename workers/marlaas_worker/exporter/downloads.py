@@ -13,7 +13,7 @@ from marlaas_api.messages import AdapterFile, AdapterPart, AdapterRequest
 from marlaas_api.wire import decode_as, encode
 
 ANSWER_S = 10.0
-"""Silence after which a request is repeated."""
+"""Time without an answer after which a request is repeated."""
 ATTEMPTS = 6
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class NotFetched(Retryable):
 
 
 async def ask(bus: Bus, wanted: AdapterRequest) -> AdapterPart:
-    """Return the orchestrator's answer. Raises NotFetched if it refuses or is silent, and the errors of the bus."""
+    """Request a part of an adapter from the orchestrator; return its answer. Raises NotFetched (refused, or no answer), and the errors of the bus."""
     answer = asyncio.get_running_loop().create_future()
 
     async def receive(request: Request) -> None:
@@ -62,12 +62,12 @@ def download(
     folder: Path,
     answer_to: Callable[[AdapterRequest], AdapterPart],
 ) -> None:
-    """Write files of a version into a folder, verified. A file that is there in part is continued.
+    """Download files of an adapter's version into a folder, and verify their sha256. The download of a file that is there in part continues.
 
     Args:
         whole: names the version, and no file.
         files: by name, as the answer to `whole` lists them.
-        answer_to: `ask`, for a caller that may block.
+        answer_to: sends a request and waits for the answer, as `ask`; it blocks.
 
     Raises:
         NotFetched: as `ask`, or a file does not have the bytes that the manifest promises.

@@ -1,7 +1,7 @@
 """Reads a job's document, progress and records by single keys and subjects: all that an exporter's bus user may read.
 
-A tenant's credential may not list a stream. So the steps are read by number, up to the progress, and evaluations by the versions that
-may have been evaluated: those from each due step on.
+A tenant's credential may not list a stream. So step records are read by number, up to the progress. Evaluation records are read by
+version: for each step that is due for an evaluation, the first record of its version or a later one.
 """
 
 from bisect import insort
@@ -20,11 +20,14 @@ V = TypeVar("V", JobDocument, Progress)
 
 @dataclass(slots=True)
 class JobReader:
-    """State of one job as far as it was read.
+    """State of one job as far as it was read. Each `read` adds what is new.
 
-    document: the current one; None once the job is deleted, or another of its name is there. progress: None before the first.
-    kept: the records themselves, in the order in which they were read; None keeps only their rows.
-    active_at: unix seconds of the job's creation, last record or last admission, whichever is last.
+    Attributes:
+        first: the document with which the exporter started; it names the job.
+        document: the current one; None before the first `read`, once the job is deleted, or once another job has its name.
+        progress: None before the first.
+        kept: all records, in the order in which they were read; None: only their rows are kept.
+        active_at: unix seconds of the job's creation, last record or last admission, whichever is last.
     """
 
     bus: Bus
@@ -39,7 +42,7 @@ class JobReader:
 
     @property
     def rows(self) -> list[MetricRow]:
-        """The records in the order of the stream, which is the same for every process."""
+        """One row of each record, in the order of the stream, which is the same for every process."""
         return [row for _, row in self._rows]
 
     @property
@@ -57,7 +60,7 @@ class JobReader:
         self.progress = progress  # last: with an end, all records are there
 
     async def _value(self, bucket: str, kind: type[V]) -> V | None:
-        """Return a value of this job; None if there is none, or it belongs to another job of its name."""
+        """Return this job's value in a KV bucket; None if there is none, or it belongs to another job of the same name."""
         entry = await (await self.bus.bucket(bucket, inspected=False)).get(subjects.job_key(*self._name))
         found = decode_as(kind, entry.data) if entry is not None and entry.data is not None else None
         return found if found is not None and found.uid == self.first.uid else None
@@ -70,7 +73,7 @@ class JobReader:
             self._versions.append(record.version)
 
     async def _read_evals(self, progress: Progress) -> None:
-        """Read the evaluations from the first due step on that has none yet. Their versions rise."""
+        """Read new evaluation records in rising order of versions. Stop at the first step that is due for an evaluation and has no record yet."""
         newest = max(sum(progress.versions.values()), self._versions[-1])
         while self._next_due < len(self._versions):
             is_due = self.first.spec.evaluates(self._next_due, progress.steps)
@@ -87,7 +90,7 @@ class JobReader:
         return False
 
     async def _record(self, kind: type[R], subject: str) -> R | None:
-        """Read one record and keep its row."""
+        """Read the record with this subject and keep its row; return None if there is none."""
         stored = await self.bus.last(subjects.STEPS, subject)
         if stored is None:
             return None

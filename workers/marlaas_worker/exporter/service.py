@@ -1,7 +1,8 @@
-"""The exporter: follows one job on the bus, tells trackers and webhooks about it, and uploads its adapters. The job never waits for it.
+"""The exporter: reads one job's records on the bus, sends them to trackers and webhooks, and uploads its adapters. The job never waits for it.
 
-Invariant: a row is delivered once, because the tracker is asked what it has; the mark of a message or an upload is stored after the webhook or the target took it.
-What it needs to go on is in the trackers and in its own key of the bus, so it may be killed at any time.
+Invariant: a row is delivered once, because the tracker is asked which rows it has. The mark of a message or an upload is stored only
+after the webhook or the target has taken it, so a crash in between repeats it. The exporter may be killed at any time: all that the next
+one needs is in the trackers and in the job's key of KV `exports`.
 """
 
 import asyncio
@@ -29,18 +30,18 @@ from marlaas_worker.role import RoleContext
 
 POLL_S = 2.0
 REPORT_S = 3600.0
-"""Longest time between two reports; the key expires after a week."""
+"""Time after which an unchanged report is written again: its key would expire after a week."""
 CLOSE_S = 8.0
 _RETRY_S = 2.0
 _MOST_MARKS = 64
 SETTINGS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
-"""A request that is repeated within a library could store a row twice: the exporter asks before it repeats one."""
+"""Environment variables. A retry by MLflow's client could store a row twice; the exporter asks the tracker before it retries."""
 
 log = logging.getLogger(__name__)
 
 
 async def serve(context: RoleContext, document: JobDocument, poll_s: float = POLL_S) -> None:
-    """Report a job until `context.stop`. Raises InvalidInput if the job names nothing to report to."""
+    """Export a job until `context.stop`. poll_s: seconds between two reads of the job."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     if "s3" in document.spec.export.remote_uploads:
@@ -49,7 +50,7 @@ async def serve(context: RoleContext, document: JobDocument, poll_s: float = POL
 
 
 class Exporter:
-    """Exporter of one job."""
+    """Exporter of one job: reads the job, and keeps the ExportReport in KV `exports`. A courier for each destination delivers."""
 
     def __init__(self, context: RoleContext, document: JobDocument, poll_s: float = POLL_S) -> None:
         self._context = context
@@ -75,7 +76,7 @@ class Exporter:
         context.metrics.ready = lambda: self._has_read
 
     async def run(self) -> None:
-        """Report until asked to stop."""
+        """Export until asked to stop, then close the destinations."""
         await patiently(self._recall, "reading the last report", _RETRY_S)
         stop = self._context.stop
         async with asyncio.TaskGroup() as tasks:
@@ -88,7 +89,7 @@ class Exporter:
         await self._close()
 
     async def _recall(self) -> None:
-        """Take up what an earlier exporter of this job has stored."""
+        """Restore marks and URLs from the last report of an earlier exporter of this job."""
         bucket = await self._context.bus.bucket(subjects.EXPORTS, inspected=False)
         entry = await bucket.get(self._key)
         if entry is None or entry.data is None:
@@ -137,7 +138,7 @@ class Exporter:
         )
 
     async def _wait(self) -> None:
-        """Wait for the next poll, a change of a destination, or the end."""
+        """Wait for `poll_s`, or until the state of a destination changes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._poll_s):
                 await self._changed.wait()

@@ -1,4 +1,4 @@
-"""Uploads as destinations of a job: hub, bucket or volume gets the adapter of every trained agent once the job has succeeded, with card and curve."""
+"""Uploads as destinations: once a job has succeeded, hub, bucket or volume gets each trained agent's adapter, with a model card and a curve."""
 
 import asyncio
 import os
@@ -27,7 +27,7 @@ from marlaas_worker.exporter.reader import JobReader
 T = TypeVar("T")
 
 S3_FOLDER, VOLUME = "MARLAAS_S3_FOLDER", "MARLAAS_EXPORT_VOLUME"
-"""Variables with the folders where the Secret of `export.s3` and the claim of `export.volume` are mounted."""
+"""Environment variables that name the folders where the Secret of `export.s3` and the claim of `export.volume` are mounted."""
 _WHERE: Mapping[Upload, str] = {
     "hub": "in a cluster the token comes from export.hub.tokenSecretRef, and the network from export.egress",
     "s3": "in a cluster they are keys of the Secret export.s3.secretRef, and export.egress must allow the store",
@@ -38,18 +38,18 @@ _S3_KEYS = (
     *("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "AWS_SKIP_SIGNATURE"),
 )
 _DRAWING = threading.Lock()
-"""Several targets may draw at once, and matplotlib is not made for that."""
+"""Held while a curve is drawn: targets upload in several threads, and matplotlib is not thread-safe."""
 
 
 class JobSource(Protocol):
-    """Where uploads get what they send. Calls block, and come from several threads."""
+    """Source of the records and adapter files that uploads send. Calls block, and come from several threads."""
 
     def records(self, view: JobView) -> JobRecords:
-        """Return the job's records, all of them. Raises NotFetched, and the errors of `JobReader.read`."""
+        """Return all records of the job. Raises NotFetched if steps up to the view's progress are missing, and the errors of `JobReader.read`."""
         ...
 
     def forget(self) -> None:
-        """Drop the records that are kept for the next call."""
+        """Drop the records that `records` keeps for its next call."""
         ...
 
     def files(self, agent: str, version: int) -> Mapping[str, AdapterFile]:
@@ -57,13 +57,13 @@ class JobSource(Protocol):
         ...
 
     def fetch(self, agent: str, version: int, files: Mapping[str, AdapterFile], folder: Path) -> None:
-        """Write these files into a folder, as `download`."""
+        """Download these files into a folder. Raises as `download`, and the errors of the bus."""
         ...
 
 
 @dataclass(slots=True)
 class BusSource:
-    """Reads records and adapters over the bus, whose calls run in `loop`, for callers in other threads."""
+    """Reads records and adapters over the bus for callers in other threads: the calls of the bus run in the event loop `loop`."""
 
     bus: Bus
     first: JobDocument
@@ -96,7 +96,7 @@ class BusSource:
             return await ask(self.bus, wanted)
 
     async def _records(self, view: JobView) -> JobRecords:
-        """Read the records. They are kept only while an upload is repeated, because of their size; then only new ones are read."""
+        """Read the job's records. They are kept until `forget`, so that a repeated upload reads only new ones; not longer, because of their size."""
         async with self._reading:
             reader = self._reader = self._reader or JobReader(self.bus, self.first, kept=[])
             await reader.read()
@@ -112,7 +112,11 @@ class BusSource:
 
 @dataclass(slots=True)
 class UploadDestination:
-    """A target of the job's adapters. folder: for one adapter at a time. uploaded: marks of the versions that targets have, which share the list."""
+    """Uploads the last adapter of each trained agent to one target, once the job has succeeded.
+
+    folder: for downloaded files; removed after each upload. uploaded: marks of all uploaded versions; all targets of the job share this list.
+    url: address of the upload, or of the folder above if there are several.
+    """
 
     target: UploadTarget
     source: JobSource
@@ -178,7 +182,7 @@ class UploadDestination:
 
 
 def remote_target(name: Upload, export: ExportSettings) -> UploadTarget:
-    """Return a target of a job as its exporter reaches it: with Secrets and claims that the kubelet has mounted."""
+    """Return the hub, bucket or volume of a job as its exporter uses it: with the Secrets and claims that the kubelet has mounted."""
     if name == "hub":
         return HubTarget(export.hub is None or export.hub.private, ready=_read_token)
     if name == "s3":
@@ -187,7 +191,7 @@ def remote_target(name: Upload, export: ExportSettings) -> UploadTarget:
 
 
 def drop_aws_variables() -> None:
-    """Remove the variables of S3 from this process: the bucket's client would take from them what its own Secret lacks, and they are a tracker's."""
+    """Remove all AWS_ variables from this process. They are a tracker's, and the bucket's client would use them for what its Secret lacks."""
     for variable in [one for one in os.environ if one.startswith("AWS_")]:
         del os.environ[variable]
 
@@ -202,7 +206,7 @@ def _read_token() -> None:
 
 
 def _bucket_variables() -> dict[str, str]:
-    """Return what the Secret has for the bucket, which may have been corrected since the last call. Raises InvalidInput for a key that is not known."""
+    """Return the AWS_ variables in the bucket's Secret, which may have been corrected since the last call. Raises InvalidInput for an unknown key."""
     with suppress(KeyError, OSError):
         given = {one.name for one in Path(os.environ[S3_FOLDER]).iterdir() if one.name.startswith("AWS_")}
         if unknown := sorted(given.difference(_S3_KEYS)):
@@ -211,7 +215,7 @@ def _bucket_variables() -> dict[str, str]:
 
 
 def _mounted(variable: str, key: str = "") -> str:
-    """Return the content of the file that a variable names, or of one in its folder; empty if there is none."""
+    """Return the text of the file that an environment variable names, or of file `key` in the folder that it names; empty if there is none."""
     try:
         return Path(os.environ[variable], key).read_text(encoding="utf-8").strip()
     except (KeyError, OSError, ValueError):

@@ -14,7 +14,10 @@ from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnClient
 
 MAX_DELIVERIES = 10
-"""More than the default backoffLimit, so that a task whose memory kills every sandbox ends the job, which says why, and is not given up."""
+"""Deliveries of a task after which its members are given up unplayed.
+
+More than the default backoffLimit: a task whose memory use kills every sandbox fails the job first, and its status gives the reason.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,15 @@ class AttemptDependencies:
 
 
 class Attempt:
-    """One play. Each play of a member has its own `number`, which is part of the episode's id.
+    """One play of a member of a group.
 
-    is_retryable: after a fault, another attempt may be without it. data: JSON text by which the episode is compared with those of its
-    group; None: it is scored already.
+    Args:
+        member: its number in the group.
+        number: of this play, unique among the member's plays; it is part of the episode's id.
+
+    Attributes:
+        is_retryable: whether another attempt may be without this one's fault.
+        data: JSON text of `Score.data`, by which the episode is compared with those of its group; None: it is not compared.
     """
 
     def __init__(self, dependencies: AttemptDependencies, task: TaskMessage, member: int, number: int) -> None:
@@ -44,11 +52,11 @@ class Attempt:
 
     @property
     def has_asked(self) -> bool:
-        """Whether a turn was asked for under this attempt's name."""
+        """Whether any turn was requested under this attempt's episode id."""
         return self._session.ledger.has_begun
 
     async def play(self, prior_faults: tuple[FaultClass, ...]) -> Episode:
-        """Play and return an Episode, whatever the environment's code does."""
+        """Play and return an Episode, whatever the environment's code does. prior_faults: of earlier attempts at this member."""
         started = time.monotonic()
         try:
             result = await self._scored()
@@ -67,7 +75,7 @@ class Attempt:
         return self._blank.model_copy(update={**ended, **result, **counts})
 
     async def _scored(self) -> dict[str, Any]:
-        """Return the Episode's fields for a play that counts. Raises Fault."""
+        """Play; return the fields that a play that counts adds to the Episode. Raises Fault."""
         session, output = self._session, None
         try:
             async with self._children.child() as child:
@@ -107,7 +115,7 @@ class Attempt:
 
 
 def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:
-    """Return the fields of an episode that are known before it is played."""
+    """Return an Episode with the fields that are known before it is played. episode: its id."""
     return Episode(
         namespace=task.namespace,
         job=task.job,
@@ -123,8 +131,8 @@ def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:
 def given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
     """Return an episode with an INFRA fault, for a task that was delivered too often.
 
-    Otherwise a task that crashes its sandbox would be redelivered forever. The number also counts deliveries that a sandbox
-    gave back when it was stopped, or lost in an outage of the bus.
+    Otherwise a task that crashes its sandbox would be redelivered forever. Deliveries that a sandbox gave back when it was stopped, or
+    lost in an outage of the bus, count too.
     """
     text = f"its task was claimed {MAX_DELIVERIES} times and never finished: its sandboxes crashed, stopped or lost the bus"
     blank = unplayed(task, member, names.episode_id(task.group, member, attempt))

@@ -1,6 +1,6 @@
 """Connection between a child and its supervisor: frames on a socket pair, and the child's end of it.
 
-A frame is a JSON message with a four-byte length, of limited size. This module imports neither pydantic nor asyncio
+A frame is a four-byte length and a JSON message of at most `MAX_FRAME_BYTES`. This module imports neither pydantic nor asyncio
 nor the bus: every child has it in memory. The supervisor validates messages in `session`.
 """
 
@@ -61,7 +61,7 @@ class SupervisorChannel:
         return Reply(answer["text"], stop, *sizes, opening=answer["opening"], parts=_parts(answer.get("parts")))
 
     def _receive(self, turn: tuple[str, int]) -> dict[str, Any]:
-        """Return the answer to a turn. One of the waiting threads reads for all."""
+        """Wait for the supervisor's answer to a turn (agent, number). If several threads wait, one of them reads the answers for all."""
         wake = allocate_lock()
         wake.acquire()
         with self._state:
@@ -78,7 +78,7 @@ class SupervisorChannel:
                 wake.acquire()
 
     def _read(self, turn: tuple[str, int]) -> None:
-        """Read one answer, in the thread that waits for this turn. Wake its owner; if this thread leaves, wake one that reads on."""
+        """Read one answer, in the thread that waits for `turn`. If it is another thread's, wake that; else wake one that reads the next."""
         answer: dict[str, Any] | None = None
         try:
             answer = receive_frame(self._connection)

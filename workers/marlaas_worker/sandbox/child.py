@@ -32,7 +32,10 @@ MAX_FAULT_TEXT = 6000
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """Limits of one child. tmp: its own folder for temporary files, removed after its exit. niceness: of the process."""
+    """Limits of one child.
+
+    memory_bytes: of the memory in use. tmp: its own folder for temporary files, removed after its exit. niceness: it has at least this one.
+    """
 
     memory_bytes: int
     tmp: str
@@ -40,7 +43,10 @@ class Confinement:
 
 
 def run(environments: Environments, connection: socket.socket, output: int, confinement: Confinement) -> NoReturn:
-    """Set up the process, play one episode, report its result, and exit."""
+    """Set up the process, play one episode, report its result, and exit.
+
+    connection: to the supervisor. output: descriptor that becomes stdout and stderr.
+    """
     status = 1
     try:
         _settle(output, confinement)
@@ -110,7 +116,7 @@ def _compared(environment: Environment, task: Task, start: dict[str, Any]) -> di
 
 
 def prepare() -> None:
-    """In the fork server, before the first fork: set up what all children inherit. No stdin, no core files, stacks on a crash."""
+    """Set up, in the fork server, what all children inherit: no stdin, no core files, and stacks printed on a crash or `STACK_SIGNAL`."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -122,7 +128,7 @@ def prepare() -> None:
 def _settle(output: int, confinement: Confinement) -> None:
     """Set up the process: own process group, output to the supervisor, memory limit, CPU priority.
 
-    It stays in the session of the fork server, whose share of the CPU all its episodes divide.
+    The process stays in the session of the fork server: all episodes divide the CPU share of that session.
     """
     os.setpgid(0, 0)
     kernel.adopt_orphans()

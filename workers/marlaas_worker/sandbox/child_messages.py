@@ -27,9 +27,18 @@ class _Message(BaseModel):
 
 
 class TurnMessage(_Message):
-    """Request for a turn. number, parent: among the agent's own turns. num_before: turns that the agent has had on the way to this one.
+    """Request for a turn of an agent.
 
-    choice: number of the choice of which the reply is a candidate. demonstration: the reply, of a task that is demonstrated.
+    Attributes:
+        number: of the turn among the agent's own (`names.turn_number`).
+        num_before: turns that the agent has had on the way to this one.
+        parent: number of the agent's turn that this one follows; None begins a conversation.
+        append: messages after the parent's reply, or raw text.
+        max_tokens: limit of the reply; None: the job's.
+        tools: JSON text of each function that the chat template shows; None: those of the parent.
+        choice: number of the choice that the reply is a candidate of; None: of none.
+        stop: strings that end the reply.
+        demonstration: the reply itself, if the task is demonstrated: none is sampled.
     """
 
     kind: Literal["turn"]
@@ -46,7 +55,7 @@ class TurnMessage(_Message):
 
     @property
     def is_measured(self) -> bool:
-        """Whether it is of a held-out demonstration, beside the one that is trained."""
+        """Whether the turn is of a held-out demonstration, which is measured and not trained."""
         return self.demonstration is not None and is_measured(self.number, 1)
 
 
@@ -66,14 +75,14 @@ class ToolMessage(_Message):
 
 
 class ChoiceMessage(_Message):
-    """Rewards of the candidates of one choice, in the order of their turns."""
+    """Rewards of the candidates of the choice with this number, in the order of their turns."""
 
     number: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)]
     rewards: list[_Number]
 
 
 class TurnRewardMessage(_Message):
-    """Reward of a turn of an agent."""
+    """Reward of one turn. turn: its number among the agent's own."""
 
     agent: str
     turn: Annotated[int, Field(ge=0, lt=(1 + MAX_BRANCHES) * BRANCH_TURNS)]
@@ -81,8 +90,15 @@ class TurnRewardMessage(_Message):
 
 
 class ScoreMessage(_Message):
-    """Result of a completed episode. content: digest of what the task has drawn; empty if it has drawn nothing. answer: digest of
-    the policy's answer; empty: none. compared_by: JSON text of `Score.data`, if the environment compares the episodes of a group.
+    """Result of an episode that the environment has scored.
+
+    Attributes:
+        rewards: by agent. metrics: by name.
+        ending: as the environment sees it (`TurnLedger.ending`).
+        tool_s: seconds in tool calls. tool_error: text of the ToolError that ended the episode; empty: none.
+        content: digest of what the task has drawn; empty if it has drawn nothing.
+        answer: digest of the policy's answer; empty: none.
+        compared_by: JSON text of `Score.data`, if the environment compares the episodes of a group; else None.
     """
 
     kind: Literal["score"]
@@ -105,14 +121,17 @@ class UnscoredMessage(_Message):
 
 
 class ComparedMessage(_Message):
-    """Rewards and metrics of each episode of a group, in the order in which they were given."""
+    """Rewards (by agent) and metrics (by name) of each episode of a group, in the order of the episodes in the request."""
 
     kind: Literal["compared"]
     scores: list[tuple[_Rewards, Annotated[dict[_Name, _Number], Field(max_length=MAX_METRICS + 1)]]]
 
 
 class FaultMessage(_Message):
-    """Exception of the environment. is_permanent: playing again cannot help. is_infra: a service that it calls has failed."""
+    """Exception of the environment.
+
+    text: the error, for people. is_permanent: playing again cannot help. is_infra: a service that the environment calls has failed.
+    """
 
     kind: Literal["fault"]
     text: str

@@ -1,4 +1,4 @@
-"""Child processes for episodes, and the fork server that makes them."""
+"""Child processes for episodes, and the fork server that forks them."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Children:
-    """Forks children; starts the fork server when needed, and again when it was lost. loaded: set once the environment is loaded."""
+    """Forks children; starts the fork server when needed, and again when it was lost.
+
+    start: returns a new fork server that has loaded the environment, or raises BrokenEnvironment. loaded: set after the first load.
+    """
 
     def __init__(self, start: Callable[[], Awaitable[Server]]) -> None:
         self._start_server = start
@@ -51,12 +54,12 @@ class Children:
 
     @property
     def are_ready(self) -> bool:
-        """Whether the environment is loaded."""
+        """Whether a fork server runs that has loaded the environment."""
         return self._server is not None and not self._server.is_lost
 
     @property
     def data_digest(self) -> str:
-        """Digest of the data sets that are loaded; empty: none."""
+        """SHA-256 of the data sets that the fork server has loaded; empty: none, or no fork server runs."""
         return "" if self._server is None else self._server.data_digest
 
     async def warm_up(self) -> None:
@@ -122,6 +125,6 @@ class Children:
         return server
 
     def take_told(self) -> tuple[str, ...]:
-        """Return, once after each load, what it has left behind, in sentences."""
+        """Return the warnings about the last load (`Loaded.told`) to the first caller after it; later calls return none."""
         told, self._untold = self._untold, ()
         return told

@@ -1,4 +1,4 @@
-"""The rewards of a group whose environment compares its episodes (`score_group`): given in a child of its own, after all have been played."""
+"""Rewards of a group whose environment compares its episodes: once all are played, a child of its own runs `score_group`."""
 
 import asyncio
 import time
@@ -26,9 +26,9 @@ class Withheld:
 
 
 async def compare(dependencies: AttemptDependencies, task: TaskMessage, group: Sequence[Withheld]) -> list[Episode]:
-    """Return the group's episodes with the rewards and metrics of their comparison, or all with its fault.
+    """Have a child compare the episodes of a group; return them with the new rewards and metrics, or all with the comparison's fault.
 
-    A fault is tried again, up to `environment.maxAttempts` times.
+    After a fault that another attempt may avoid, the comparison is repeated: `environment.maxAttempts` attempts in all.
     """
     plays = [{"rewards": one.episode.rewards, "metrics": one.episode.metrics, "data": one.data} for one in group]
     left = dependencies.document.spec.environment.max_attempts

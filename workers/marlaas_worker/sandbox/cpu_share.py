@@ -1,7 +1,7 @@
-"""Share of the CPU of a job's environments on a machine of many: full while they use little of it, else low. Pure.
+"""CPU share of a job's environments on a machine that many jobs share: full while they use little CPU time, else low. Pure.
 
-An episode of most environments computes for milliseconds. With a low share these would take long beside a busy engine, and
-the whole step would wait for them. An environment that computes for long must not take the CPU from engine and trainer.
+Most environments compute for milliseconds in an episode. With a low share, this would take long beside a busy engine, and the whole
+step would wait for it. An environment that computes for long must not take the CPU from engine and trainer.
 """
 
 from dataclasses import dataclass
@@ -9,14 +9,16 @@ from dataclasses import dataclass
 ALLOWANCE = 0.1
 """CPU seconds per second that environments of one job may use with a full share."""
 BURST_S = 0.5
-"""CPU seconds that they may have saved, or owe."""
+"""Largest credit of the environments of one job, and their largest debt, in CPU seconds."""
 
 
 @dataclass(slots=True)
 class CpuShare:
-    """Credit of CPU time, which grows with time and shrinks with use. Below 0 the share is low, until half of a burst is saved.
+    """Credit of CPU time of a job's environments, which grows by `ALLOWANCE` each second and shrinks by the CPU time that they use.
 
-    at: seconds of any clock.
+    The share becomes low when the credit falls below 0, and full again when the credit has reached half of `BURST_S`.
+
+    at: time of the last `note`, in seconds of any clock.
     """
 
     at: float

@@ -28,7 +28,7 @@ _SETUP_BYTES = 64
 
 
 def settle_variables() -> None:
-    """Re-exec this program if its fixed variables are not set: Python reads PYTHONHASHSEED only at start."""
+    """Re-exec this program if it lacks the variables of `seclusion.FIXED`: Python reads PYTHONHASHSEED only at start."""
     if any(os.environ.get(name) != value for name, value in FIXED.items()):
         os.environ.update(FIXED)
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

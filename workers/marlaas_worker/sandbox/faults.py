@@ -11,10 +11,13 @@ _BEGINNING = 1000
 
 
 class Fault(Exception):
-    """A fault, after which an episode does not count.
+    """A fault of an episode, which then does not count.
 
-    by_policy: if a tool call was open, the policy caused the fault, and the episode is scored. is_permanent: every play of
-    the job would have it. is_retryable: another attempt at this episode may be without it.
+    Attributes:
+        fault: its class.
+        by_policy: if it comes while a tool call is open, the policy is its cause: the episode counts, with the ending TOOL_ERROR.
+        is_permanent: every play of the job would have it.
+        is_retryable: another attempt at this episode may be without it.
     """
 
     def __init__(
@@ -55,9 +58,9 @@ def fault_of_exit(ended: Ended, memory: str) -> Fault:
 
 
 def bounded(text: str) -> str:
-    """Return the beginning and most of the end of a text of the environment, with control characters escaped.
+    """Return a text of the environment with control characters escaped. Of a long text, the middle is cut out; `_MAX_TEXT` characters stay.
 
-    The text ends up in statuses, and so in terminals of people of other namespaces.
+    The text is shown in statuses, and so in terminals of people of other namespaces, where control characters would act.
     """
     text = visible(text)
     if len(text) <= _MAX_TEXT:

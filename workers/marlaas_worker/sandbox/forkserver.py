@@ -40,12 +40,19 @@ MAX_PROCESSES = 64
 MAX_PACKET_BYTES = 64 << 10
 _MAX_REPORT_TEXT = 8000
 _OF_CHAT_CLIENTS = ("marlaas.openai_server", "openai.resources.chat")
-"""Modules that an episode with a client of the package `openai` imports at its first call, which takes half a second of CPU time."""
+"""Modules that an episode imports at the first call of an `openai` client. Importing them takes half a second of CPU time."""
 
 
 @dataclass(slots=True)
 class _RunningEpisode:
-    """idle_at_ns: CPU time at the last check if it then had no descendants, else -1. Until it runs again, it cannot exceed a limit."""
+    """An episode that is being played by a child process.
+
+    Attributes:
+        number: of the child in orders and reports. pid: of the child. tmp: path of its folder.
+        cause: why this server kills it (`order`, `memory`, `processes`); empty if it does not.
+        idle_at_ns: CPU time of the child at the last check; -1 if it had descendants then. While its CPU time is still this, it has
+            not run since, so its limits need no check.
+    """
 
     number: int
     pid: int
@@ -57,8 +64,13 @@ class _RunningEpisode:
 class ForkServer:
     """Forks and kills children by order; reports when a child started and how it ended.
 
-    Invariant: the direct children of this process are the episodes in `_playing`, and orphans of ended episodes
-    (orphans of a running episode stay with it). Every other child is therefore killed.
+    Invariant: a direct child of this process is an episode in `_playing`, or an orphan of an ended episode (a running episode
+    adopts its own orphans). So every direct child that is not in `_playing` is killed.
+
+    Args:
+        control: connection to the supervisor.
+        environments: the loaded environments, by suite.
+        memory_bytes: limit of the memory in use of one episode.
     """
 
     def __init__(self, control: socket.socket, environments: Environments, memory_bytes: int) -> None:
@@ -85,7 +97,7 @@ class ForkServer:
             self._reap_all()
 
     def _handle_next(self) -> bool:
-        """Wait for an order or a check, and execute the order; return False when the supervisor has closed the socket."""
+        """Wait for an order, an exit, or the next check; execute the order. Return False when the supervisor has closed the socket."""
         watched: list[socket.socket | int] = [self._control, self._wake]
         ready, _, _ = select.select(watched, [], [], CHECK_S if self._playing else None)
         if self._wake in ready:
@@ -141,9 +153,9 @@ class ForkServer:
         os.close(self._wake)
 
     def _reap_all(self) -> None:
-        """Reap exited children, then kill every child that is no episode: orphans of ended ones, and what loading started.
+        """Reap exited children. Then kill every child that is no episode: orphans of ended episodes, and processes that loading started.
 
-        The ends of episodes are reported after that, so that nothing of an episode runs once its end is known.
+        The ends of episodes are reported last, so that no process of an episode runs once the supervisor knows its end.
         """
         reports = []
         while (pid := kernel.exited_child()) is not None:
@@ -154,7 +166,7 @@ class ForkServer:
             self._report(**report)
 
     def _reap_child(self, pid: int) -> list[dict[str, Any]]:
-        """Reap one child; return the report of its end if it was an episode."""
+        """Kill an exited child's process group and reap the child; return the report of its end if it was an episode, else an empty list."""
         kernel.kill_group(pid)
         _, status = os.waitpid(pid, 0)
         playing = self._playing.pop(pid, None)
@@ -165,7 +177,7 @@ class ForkServer:
         return [{"report": "ended", "number": playing.number, "status": code, "cause": playing.cause}]
 
     def _check_limits(self) -> None:
-        """Every `CHECK_S`: kill episodes that hold too much memory or have too many processes, and set the share of the CPU."""
+        """Kill episodes that use too much memory or have too many processes, and set the CPU share; at most every `CHECK_S`."""
         if time.monotonic() - self._checked_at < CHECK_S:
             return
         self._checked_at = time.monotonic()
@@ -198,21 +210,21 @@ class ForkServer:
         return LOW_SHARE if self._share.is_low else FULL_SHARE
 
     def _set_share(self) -> None:
-        """Give the session its share. Where sessions have none, niceness decides; that of a process can only rise."""
+        """Set the CPU share of this session. If it is low, also raise the niceness of episodes, which decides where sessions have no shares."""
         set_share(os.getpid(), self._niceness)
         for pid in self._playing if self._share.is_low else ():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, pid, LOW_SHARE)
 
     def _keep_shares_low(self, pids: list[int]) -> None:
-        """Lower the share of processes that have begun a session of their own, which starts with a full share."""
+        """Lower the CPU share of those processes that have called setsid: the kernel gives each new session a full share (autogroup)."""
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 if os.getsid(pid) != self._session:
                     set_share(pid, LOW_SHARE)
 
     def _held_bytes(self, pid: int, others: list[int]) -> int:
-        """Return the memory of an episode; pages that its processes share with this one since the fork count once."""
+        """Return the bytes of memory of an episode and its descendants `others`; pages that all have from this process count once."""
         added = (max(0, kernel.held_bytes(other) - self._shared_bytes) for other in others)
         return kernel.held_bytes(pid) + sum(added)
 
@@ -221,7 +233,7 @@ class ForkServer:
 
 
 def new_folder(number: int) -> str:
-    """Create the folder of an episode. If an earlier episode has taken its name, the name is a random one."""
+    """Create an episode's folder for temporary files, and return its path. If its usual name is taken by an earlier episode, it has a random one."""
     path = f"{tempfile.gettempdir()}/episode-{number}"
     try:
         os.mkdir(path, 0o700)  # noqa: PTH102  # `tempfile` and `Path` write to more pages, which are then copied
@@ -244,7 +256,12 @@ def _send(control: socket.socket, report: dict[str, Any]) -> None:
 
 
 def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
-    """Load the job's environment and those of its suites; return also what loading has left behind, in sentences."""
+    """Load the job's environment and those of its suites.
+
+    config: as `server_start._started` sends it.
+
+    Returns: the environments by suite, and sentences about what loading has left behind (`leftovers`).
+    """
     kernel.limit_memory(config["memory_bytes"])
     if modules := config.get("modules"):
         refuse_shadows(Path(modules))
@@ -256,7 +273,10 @@ def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
 
 
 def broken(error: BaseException) -> dict[str, Any]:
-    """Return the report of an environment that cannot be loaded. `fault`: class of the faults, if a service has failed."""
+    """Return the report that the environment cannot be loaded, from the error of its load.
+
+    It has `text`; `is_permanent`: loading it again cannot help; and, only if a service has failed, `fault`: class of its episodes' faults.
+    """
     is_service = isinstance(error, ServiceFailed)
     is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None and not is_service
     text = str(error) if is_permanent or is_service else explain(error)
@@ -267,7 +287,10 @@ def broken(error: BaseException) -> dict[str, Any]:
 def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Callable[[], None]) -> None:
     """Load the environment, report `ready` or `broken`, and serve until the supervisor closes the socket.
 
-    loaded: called after a successful load, before the first order.
+    Args:
+        control: connection to the supervisor.
+        config: as `server_start` sends it, with `name` and `scratch`.
+        loaded: called after a successful load, before the first order.
     """
     os.environ["TMPDIR"] = tempfile.tempdir = config["scratch"]
     try:
@@ -297,13 +320,13 @@ def import_for_chat_clients() -> None:
 
 
 def search_first(folder: str) -> None:
-    """Search a folder's modules before all others, in this process and in Python processes that it starts."""
+    """Make imports search a folder before all others, in this process and in Python processes that it starts."""
     sys.path.insert(0, folder)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
 
 
 def main() -> None:
-    """Run the fork server for the supervisor that started this process. Until the environment is loaded, the process ends with it."""
+    """Run the fork server. Until the environment is loaded, the kernel kills this process when the supervisor that started it exits."""
     control = socket.socket(fileno=int(sys.argv[1]))
     config = json.load(sys.stdin)
     seclude(Path(config["secluded"]) if config["secluded"] is not None else None)

@@ -1,11 +1,12 @@
-"""All sandboxes of a `marlaas run` in one process: it serves a sandbox for every request, as a process of its own would.
+"""Runs all sandboxes of a `marlaas run` in one process, each as it would run in a process of its own.
 
 `marlaas run` starts it (`python -m marlaas_worker sandbox --host FD`), because 32 processes that import the same code
 take 30 s of CPU and 1.5 GiB. On Kubernetes every sandbox is a process of its own. Each sandbox has a bus connection with its
-job's credentials, a log, and a fork server, which is started by exec; the code of environments runs in that and its children only.
+job's credentials, a log, and a fork server, which is started by exec. Environment code runs only in fork servers and their children.
 
-A request is a JSON packet on the socket FD: `start` with the arguments of the role, and the descriptors of its log and its
-credentials; `stop`, upon which it drains; or `kill`. The answer is `ended` with the exit code. The process exits when the socket closes.
+A request is a JSON packet on the socket FD, with the number of a sandbox: `start`, with the arguments of the role and the descriptors
+of the log and the credentials; `stop`: the sandbox drains; or `kill`. When a sandbox ends, the answer is `ended` with its number and
+exit code. The process exits when the socket closes.
 """
 
 import asyncio
@@ -77,7 +78,14 @@ class Host:
                 sandbox.running.cancel()
 
     async def _run(self, request: dict[str, Any], descriptors: list[int], stop: asyncio.Event) -> int:
-        """Run one sandbox. Its descriptors are closed when it ends; a fork server inherits none of them."""
+        """Run one sandbox until it ends or has drained; return the exit code that it would have as a process of its own.
+
+        Args:
+            request: the `start` packet. Its `arguments` may contain `/dev/fd/N`, where N is one of the sender's numbers in `descriptors`;
+                they are replaced by the numbers here.
+            descriptors: the log, then those of `request`. All are closed at the end. The sandbox's fork server does not inherit them.
+            stop: set to drain the sandbox.
+        """
         try:
             log, *inherited = descriptors
             places = dict(zip(map(_path, request["descriptors"]), map(_path, inherited), strict=True))
@@ -104,7 +112,7 @@ def _path(descriptor: int) -> str:
 
 
 async def serve(descriptor: int, role: Role) -> None:
-    """Serve sandboxes until the socket closes."""
+    """Serve sandboxes until the socket with this descriptor closes."""
     kernel.hide_from_siblings()
     with socket.socket(fileno=descriptor) as control:
         await Host(control, role).serve()

@@ -15,7 +15,7 @@ from marlaas_api.prctl import adopt_orphans, die_with_parent, let_others_look
 __all__ = ["adopt_orphans", "die_with_parent"]
 
 _CPUCLOCK_SCHED = 2
-"""With a process id, it makes the id of the process's CPU clock, as `clock_getcpuclockid` does."""
+"""Low bits of the id of a process's CPU clock; the others are the inverted process id, as `clock_getcpuclockid` computes it."""
 _RESERVE = 2
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PART_BYTES = 64 << 10
@@ -35,7 +35,7 @@ def hide_from_siblings() -> None:
 
 
 def receive(connection: socket.socket, max_bytes: int, max_descriptors: int) -> tuple[bytes, list[int]]:
-    """Receive a packet with its descriptors, which no other program inherits; an empty one after the other end was closed."""
+    """Receive a packet and its descriptors; programs that this process executes do not inherit them. It is empty once the other end is closed."""
     try:
         packet, descriptors, _, _ = socket.recv_fds(connection, max_bytes, max_descriptors)
     except ConnectionResetError:  # It was closed before it had read all packets.
@@ -46,15 +46,15 @@ def receive(connection: socket.socket, max_bytes: int, max_descriptors: int) -> 
 
 
 def open_many_files() -> None:
-    """Raise the soft limit of open files to the hard limit: every child takes two."""
+    """Raise the soft limit of open files to the hard limit, because the supervisor has two descriptors open for every child."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Make allocations fail at twice the limit, because reserved memory may exceed used memory.
+    """Make allocations of this process fail beyond `_RESERVE` times the limit, because allocated memory may exceed the memory in use.
 
-    The fork server checks the memory in use against the limit itself.
+    The fork server checks the memory in use against `limit_bytes` itself.
     """
     resource.setrlimit(resource.RLIMIT_DATA, (_RESERVE * limit_bytes, _RESERVE * limit_bytes))
 

@@ -1,4 +1,4 @@
-"""The turns of one play, as the supervisor counts them."""
+"""The supervisor's own record of one play: it checks and counts the turns, choices and rewards that the child reports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,14 @@ class BadChildMessage(Exception):
 class TurnLedger:
     """The turns of one play, by agent and by their number among the agent's own.
 
-    may_speak: the agents that the task may call; empty: all. tool_rewards: rewards so far, while a tool call is open; else
-    None. num_tokens: generated tokens, and those of the demonstration that is trained. num_cut, num_overtime: turns that maxTokens, the context or the time limit cut, and
-    those of the time limit.
+    Attributes:
+        agents: all agents of the job, in the manifest's order.
+        max_turns: `rollout.maxTurns`.
+        may_speak: the agents that the task may call; empty: all.
+        tool_rewards: each agent's reward so far, while a tool call is open; else None.
+        num_tokens: generated tokens, and tokens of a trained demonstration.
+        num_cut: turns that maxTokens, the context or the time limit cut.
+        num_overtime: turns that the time limit cut.
     """
 
     agents: tuple[str, ...]
@@ -46,20 +51,21 @@ class TurnLedger:
 
     @property
     def num_turns(self) -> int:
-        """Number of generated turns."""
+        """Number of turns that have ended, demonstrated ones included."""
         return sum(map(len, self._parents.values()))
 
     @property
     def has_begun(self) -> bool:
-        """Whether a turn was asked for."""
+        """Whether any turn has begun."""
         return bool(self._begun)
 
     def begin(self, asked: TurnMessage) -> bool:
-        """Begin a turn, and return whether the agent has one left; if not, nothing begins.
+        """Begin a turn and return True. If the agent has had `max_turns` on the way to it, begin none and return False.
 
         Raises:
             BadChildMessage: the number was used before or does not follow the parent's, the parent turn does not exist, the task
-                may not call the agent, or the agent speaks in too many parts at the same time.
+                may not call the agent, the agent has had too many turns in parts that run at the same time, or the candidates of a
+                choice are of different agents or follow different turns.
         """
         if self.may_speak and asked.agent not in self.may_speak:
             raise BadChildMessage(f"a turn of agent {asked.agent!r}, which the task may not call")
@@ -85,11 +91,11 @@ class TurnLedger:
         return has_turn
 
     def prompt(self, content: str) -> str:
-        """Return a digest of the first prompt and of the content that the task has drawn; empty if there was no turn."""
+        """Return a digest of the first prompt and of `ScoreMessage.content`, what the task has drawn; empty if there was no turn."""
         return digest_of(self._first, content) if self._first else ""
 
     def end(self, asked: TurnMessage, stop: StopReason, num_tokens: int = 0, *, is_overtime: bool = False) -> None:
-        """Record a generated turn."""
+        """Record the end of a turn: its request, stop reason and generated tokens. is_overtime: the time limit cut it."""
         self.num_tokens += 0 if asked.is_measured else num_tokens
         self.num_cut += stop in (StopReason.LENGTH, StopReason.CONTEXT)
         self.num_overtime += is_overtime
@@ -100,13 +106,13 @@ class TurnLedger:
             self._last, self._last_stop = asked, stop
 
     def number(self, agent: str, own: int) -> int:
-        """Return the number of an agent's turn in the episode (`names.turn_number`)."""
+        """Return a turn's number in the episode (`names.turn_number`). own: its number among the agent's own turns."""
         return turn_number(own, self.agents.index(agent), len(self.agents))
 
     def reward(self, score: ScoreMessage) -> None:
         """Record the rewards of turns, and of all candidates.
 
-        Raises BadChildMessage: a reward of a turn that there is not, or not one reward for each generated candidate.
+        Raises BadChildMessage: a turn reward of a turn that does not exist or is a candidate, or not one reward for each candidate.
         """
         candidates = {(one.agent, one.number) for asked in self._choices.values() for one in asked}
         for turn in score.turn_rewards:
@@ -120,7 +126,7 @@ class TurnLedger:
             self._rewards[choice.number] = tuple(choice.rewards)
 
     def choices(self) -> tuple[Choice, ...]:
-        """Return the choices with the rewards that are known, in the order of their turns, which does not depend on the pace of parts."""
+        """Return the choices, with the rewards that are known, by turn number. The order does not depend on which part of the episode is faster."""
         found = [
             Choice(
                 agent=asked[0].agent,
@@ -168,14 +174,15 @@ class TurnLedger:
 
 
 def _is_beside(one: TurnMessage, other: TurnMessage) -> bool:
-    """Return whether two turns of an agent follow the same turn."""
+    """Return whether two turns are of the same agent and follow the same turn."""
     return (one.agent, one.parent) == (other.agent, other.parent)
 
 
 def _is_later(one: TurnMessage, last: TurnMessage) -> bool:
-    """Return whether a turn that has just ended is the episode's last: by the order of parts and numbers, not by their pace.
+    """Return whether a turn that has just ended comes after `last`, the episode's last turn so far.
 
-    Turns of different agents in one branch have the order in which they end; only an asynchronous job has some at the same time.
+    The order is that of branches, and within one branch and agent that of numbers, so it does not depend on which part runs faster.
+    Turns of different agents in one branch have the order in which they end. They run at the same time only in an asynchronous job.
     """
     branches = one.number // BRANCH_TURNS, last.number // BRANCH_TURNS
     if branches[0] == branches[1] and one.agent == last.agent:

@@ -24,7 +24,10 @@ _SHORT_OF_CPU = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Report of a fork server that has loaded its environment. told: warnings of the load, in sentences. data_digest: SHA-256 of its data sets."""
+    """Report of a fork server that has loaded its environments.
+
+    told: warnings about the load, in sentences. data_digest: SHA-256 of the data sets that were loaded; empty: none.
+    """
 
     told: tuple[str, ...] = ()
     data_digest: str = ""
@@ -40,13 +43,15 @@ async def wait_until_loaded(
     """Wait for the report that the environment is loaded.
 
     Args:
-        timeout_s: limit. With a low share of a busy CPU, imports take many times as long as alone; then the limit is
-            extended as long as the process is short of CPU.
-        cpu_wait_s: returns the seconds that the process has waited for a CPU; None: unknown, the limit is not extended.
+        control: connection to the fork server.
+        output: of the fork server, for the text of the error.
+        timeout_s: limit. It is extended, to at most `MAX_EXTENSION` times itself, while the process is short of CPU: with a low share
+            of a busy CPU, imports take many times as long.
+        cpu_wait_s: returns the seconds that the process has waited for a CPU so far; None: unknown, the limit is not extended.
         suites: names of the suites whose own environments it must have loaded.
 
     Raises:
-        BrokenEnvironment: it cannot be loaded, or not in time.
+        BrokenEnvironment: it cannot be loaded, or not in time, or the report is invalid.
     """
     packet = await _report(control, output, timeout_s, cpu_wait_s or (lambda: 0.0))
     report: dict[str, Any] = {"report": "broken", "text": "the process exited while it loaded the environment"}
@@ -75,7 +80,7 @@ async def wait_until_loaded(
 
 
 async def _report(control: socket.socket, output: Output, timeout_s: float, cpu_wait_s: Callable[[], float]) -> bytes:
-    """Return the report; empty if the process has closed its connection."""
+    """Return the report, unparsed; empty if the process has closed its connection. Raises BrokenEnvironment after the time limit."""
     waited_s = 0.0
     for extension in range(1, MAX_EXTENSION + 1):
         try:

@@ -1,6 +1,6 @@
-"""Output of a child process.
+"""Output of a child process or fork server: stdout and stderr, from one pipe.
 
-It is read without blocking the child; its tail is kept to explain faults; a large output is slowed down.
+It is read as it comes, and its tail is kept to explain faults. A process that prints much is slowed down.
 """
 
 import asyncio
@@ -13,9 +13,11 @@ _PAUSE_S = 0.05
 
 
 class Output:
-    """Reads the read end of a pipe and keeps the tail.
+    """Reads a pipe in the background, by the event loop, and keeps the last `KEPT_BYTES`.
 
-    Past `FREE_BYTES` it reads slowly, so that the pipe fills and blocks its writer.
+    After `FREE_BYTES` it reads only `_PART_BYTES` every `_PAUSE_S`, so that the pipe fills and blocks its writer.
+
+    descriptor: read end of the pipe; closed at the end of the output, or by `close`.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -29,7 +31,7 @@ class Output:
         self._listen()
 
     def text(self) -> str:
-        """Return the tail, with a note on how many bytes are missing."""
+        """Return the tail; if bytes before it were dropped, their number stands at its beginning."""
         tail = self._tail.decode(errors="replace").strip()
         cut = self.num_bytes - len(self._tail)
         return f"[{cut} bytes cut] …{tail}" if cut > 0 else tail
@@ -66,7 +68,7 @@ class Output:
             self._pause = self._loop.call_later(_PAUSE_S, self._listen)
 
     def _read_part(self) -> bool:
-        """Read a part; return False at the end of the output."""
+        """Read at most `_PART_BYTES`; return False at the end of the output."""
         try:
             part = os.read(self._descriptor, _PART_BYTES)
         except BlockingIOError:

@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import AsyncIterator
 
 FIRST_EPISODES, FIRST_S = 8, 5.0
-"""At first this many episodes run at once, until one has ended, or for this time after the environment was loaded."""
+"""Number of places at first, and seconds after the load of the environment at which the others open. They open earlier if an episode ends."""
 
 
 class EpisodePlaces:
-    """At most `concurrency` places; `FIRST_EPISODES` of them at first."""
+    """Limits the episodes that run at once to `concurrency`, and at first to `FIRST_EPISODES` if that is less."""
 
     def __init__(self, concurrency: int) -> None:
         self._num_withheld = max(0, concurrency - FIRST_EPISODES)

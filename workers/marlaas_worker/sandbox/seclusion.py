@@ -27,7 +27,7 @@ FIXED = {
 
 
 def clean_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the fork server: an allow-list of the supervisor's, without credentials, and `FIXED`."""
+    """Return the fork server's environment variables: of the supervisor's, those on an allow-list without credentials, and `FIXED`."""
     harmless = {k: v for k, v in variables.items() if k in _INHERITED or k.startswith("LC_")}
     return {**harmless, **FIXED}
 
@@ -58,7 +58,7 @@ def secluded(creds: Path) -> Path | None:
 def seclude(path: Path | None) -> bool:
     """Restrict this process and its descendants for good; return False if the kernel does not support it.
 
-    path: file or folder to hide; None hides no path, but other processes.
+    path: file or folder to hide; None: none. Processes outside the restriction are hidden in any case.
     """
     if landlock.version() < _FIRST_WITH_REFER:
         return False

@@ -1,7 +1,7 @@
 """The supervisor's handle of one fork server: sends orders, receives reports, stops it.
 
-It uses processes and pipes, and knows neither the bus nor episodes. `server_start` makes it. Reports are validated, because environment code runs beside the
-fork server, or in another container is the fork server.
+It uses processes and pipes, and knows neither the bus nor episodes. `server_start` makes it. Reports are validated, because the fork
+server has imported environment code, and in another container may be any program.
 """
 
 import asyncio
@@ -20,12 +20,15 @@ from marlaas_worker.sandbox.output import Output
 
 PACKET_BYTES = 64 << 10
 _STACK_S = 2.0
-"""Time that a child has to print its stack: sandboxes have the smallest CPU share, and a busy machine delays it."""
+"""Time that a child has to print its stack. With a low CPU share on a busy machine, this takes long."""
 _OUTERMOST_FRAME = b"in _run_module_as_main"
 _BUSY_S = 0.01
 _END_S = 10.0
 _SILENCE_S = 30.0
-"""Longest time without a report while ends are due. On a machine with a load of 32, a healthy fork server was silent for more than ten seconds."""
+"""Time without any report, while a killed child's end is due, after which the fork server is killed.
+
+On a machine with a load of 32, a healthy fork server was silent for more than ten seconds.
+"""
 _MAX_EXTENSIONS = 4
 
 INVALID_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
@@ -37,7 +40,7 @@ log = logging.getLogger(__name__)
 class BrokenEnvironment(Permanent):
     """The environment could not be imported or created; the text is its traceback or the reason.
 
-    is_permanent: it does not fit the job, so loading it again cannot help. fault: class of the faults of episodes that need it.
+    is_permanent: the environment does not fit the job, so loading it again cannot help. fault: class of the faults of its episodes.
     """
 
     def __init__(self, text: str, *, is_permanent: bool = False, fault: FaultClass = FaultClass.ENV) -> None:
@@ -47,7 +50,7 @@ class BrokenEnvironment(Permanent):
 
 
 class ForkServerLost(Retryable):
-    """The fork server exited, and with it every child; or the machine has no room for a process."""
+    """The fork server exited, and with it every child; or none could be reached; or the machine has no room for a process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +94,13 @@ class Child:
             await asyncio.wait({self.ended})
 
     async def print_stack(self) -> None:
-        """Make the child print its stack, if it still can."""
+        """Make the child print its stack into `output`, if it still can; return once it has, or after `_STACK_S`."""
         with contextlib.suppress(ForkServerLost):
             await self.server.order("stack", self.number)
         await self.output.wait_for_text(_OUTERMOST_FRAME, _STACK_S)
 
     def close(self) -> None:
-        """Close its pipes."""
+        """Close the connection to the child and its output."""
         self.writer.close()
         self.output.close()
 
@@ -114,14 +117,19 @@ class ServerProcess(Protocol):
         ...
 
     def kill_children(self, pids: Iterable[int]) -> None:
-        """Kill those of its children that still run after its exit."""
+        """Kill the children with these process ids that still run after its exit."""
         ...
 
 
 class Server:
     """A running fork server and its children.
 
-    told, data_digest: what it has reported (`load_report.Loaded`). num_reports: of its children's starts and ends, so far.
+    Attributes:
+        told, data_digest: what it has reported of its load (`load_report.Loaded`).
+        pids: process ids of the running children, by number.
+        children: children whose end is not reported yet, by number.
+        num_reports: reports of starts and ends of children so far.
+        lost: set once it has exited.
     """
 
     def __init__(
@@ -147,7 +155,13 @@ class Server:
         return self.lost.is_set()
 
     async def order(self, order: str, number: int, descriptors: tuple[int, ...] = ()) -> None:
-        """Send an order; wait while the server's queue of orders is full. Raises ForkServerLost."""
+        """Send an order; wait while the server's queue of orders is full. Raises ForkServerLost.
+
+        Args:
+            order: `fork`, `kill`, or `stack` (the child prints its stack).
+            number: of the child.
+            descriptors: for `fork`: the child's end of the connection, and the write end of its output.
+        """
         packet = json.dumps({"order": order, "number": number}).encode()
         while not self.is_lost:
             try:
@@ -164,7 +178,7 @@ class Server:
         self._process.kill()
 
     async def end(self) -> None:
-        """Close the control socket, on which the server kills its children and exits; kill it when it does not."""
+        """Close the control socket, so that the server kills its children and exits. Kill the server if it still runs after `_END_S`."""
         self._listening.cancel()
         # Wait before closing the descriptor: the loop would otherwise keep reading from the next file with its number.
         await asyncio.wait({self._listening})

@@ -1,7 +1,7 @@
 """The process of a fork server: started by exec, or in an environment's own container.
 
-Process ids of another container are meaningless here: children are reached only by orders, and closing the connection kills
-them all.
+Process ids of another container mean nothing here. The children there are reached only by orders, and closing the connection
+kills them all.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ class LocalServerProcess:
     _is_swept: bool = False
 
     async def ended(self) -> None:
-        """Return when it has exited, and what it has left in its process group is killed: loading may start processes."""
+        """Wait until it has exited, then kill the rest of its process group: loading the environment may have started processes."""
         await self.process.wait()
         if not self._is_swept:
             self._is_swept = True
@@ -57,7 +57,7 @@ class RemoteServerProcess:
 
 
 def kill_groups(pids: Iterable[int]) -> None:
-    """Kill the process groups of episodes whose fork server has exited."""
+    """Kill the process groups with these leaders: the children of a fork server that has exited, or its own group."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)

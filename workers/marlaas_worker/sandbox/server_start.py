@@ -1,4 +1,4 @@
-"""The ways to a fork server: start it by exec, or connect to the one in an environment's own container.
+"""Two ways to get a fork server: start it by exec, or connect to the one in an environment's own container.
 
 The other container may restart at any time; then the supervisor connects again.
 """
@@ -24,7 +24,7 @@ from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost, Ser
 from marlaas_worker.sandbox.server_processes import LocalServerProcess, RemoteServerProcess
 
 FULL_SHARE_S = 3.0
-"""Longest time in which an environment is loaded with a full share of the CPU."""
+"""Time from its start for which a fork server that loads an environment has a full CPU share."""
 _RETRY_S = 0.2
 _SHARE_TRIES = 5
 
@@ -37,14 +37,15 @@ class ChildrenConfig:
 
     Attributes:
         name, args: the environment and its arguments.
+        memory_bytes: limit of the memory in use of one episode.
         load_timeout_s: limit of importing and creating the environment; `wait_until_loaded` extends it while the CPU is busy.
         scratch: folder for temporary files.
         variables: environment variables of the fork server.
         secluded: path that no child may read (`seclusion`); None: no path.
         given: more variables, set after the process is secluded.
-        agents: names of the job's agents.
-        demonstrations: see `demonstrations.with_data`.
-        suites: name and arguments of the environments of the evaluation's suites, by suite.
+        agents: names of the agents that the environment calls.
+        demonstrations: arguments of the data sets of demonstrations, by agent (`demonstrations.with_data`); None: the environment's own.
+        suites: by suite, `name` and `args` of its own environment.
         modules: folder in which the environment's modules are searched first; None: only on PYTHONPATH.
     """
 
@@ -124,7 +125,7 @@ async def _started(config: ChildrenConfig) -> tuple[asyncio.subprocess.Process, 
 
 
 async def _lower_share(pid: int) -> None:
-    """Lower the CPU share of a fork server that loads, so that it does not take the engine's and the trainer's. It sets its later share itself."""
+    """Lower the CPU share of a fork server that still loads, to leave the CPU to engine and trainer. After the load, it sets its share itself."""
     for _ in range(_SHARE_TRIES):
         if set_share(pid, LOW_SHARE):
             return
@@ -133,7 +134,7 @@ async def _lower_share(pid: int) -> None:
 
 
 async def connect_server(config: ChildrenConfig, path: Path) -> Server:
-    """Connect, and wait until the environment is loaded.
+    """Connect to the environment server that listens on the socket `path`, and wait until it has loaded the environment.
 
     Raises:
         ForkServerLost: no server accepts the connection within the load timeout.
@@ -181,7 +182,7 @@ def _send_config(control: socket.socket, config: ChildrenConfig) -> None:
 
 
 def _setup(config: ChildrenConfig) -> dict[str, Any]:
-    """Return the part of the configuration that every fork server reads."""
+    """Return the part of the configuration that fork servers in this container and in an environment's own container read."""
     setup: dict[str, Any] = {"args": config.args, "agents": config.agents, "memory_bytes": config.memory_bytes}
     setup |= {} if config.demonstrations is None else {"demonstrations": config.demonstrations}
     return setup | ({"suites": config.suites} if config.suites else {})
@@ -189,7 +190,7 @@ def _setup(config: ChildrenConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _in_memory(setup: Mapping[str, Any]) -> Iterator[int]:
-    """Yield the descriptor of a file in memory with this JSON."""
+    """Yield the descriptor of a file in memory that contains `setup` as JSON."""
     descriptor = os.memfd_create("configuration")
     try:
         os.write(descriptor, json.dumps(setup).encode())

@@ -1,8 +1,8 @@
 """The supervisor: claims tasks of its job, plays their groups, publishes the episodes, then acks the task.
 
-Invariant: a task is acked only after each of its members has an Episode in the stream. A crash in between
-repeats the task. Episodes carry their group and member as message id and the stream keeps the first of each, so
-a repetition adds nothing.
+Invariant: a task is acked only after each of its members has an Episode in the stream. After a crash before the ack,
+the task is redelivered and played again. The message id of an episode is its group and member, and the stream keeps the
+first message of each id, so the second play adds nothing.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 BEAT_S = 3.0
 DRAIN_S = 5.0
 _FETCH_S = 5.0
-"""Every fetch costs this process and the server a millisecond of CPU each, and 32 jobs mostly wait."""
+"""Longest time of one fetch of a task. Each fetch costs this process and the NATS server 1 ms of CPU time, and 32 jobs mostly wait."""
 _PAUSE_S = 1.0
 _NEWER_S = 300.0
-"""Time without claims after a task of a newer release, whose sandboxes replace this one meanwhile, unless it is rolled back."""
+"""Time without claims after a task that only a newer release can parse. Sandboxes of that release usually replace this one meanwhile."""
 _MOST_PRIOR_FAULTS = 50
-"""Below `episodes.MAX_PRIOR_FAULTS`, above which the orchestrator rejects an episode."""
+"""Most prior faults that an Episode lists: the last ones. The orchestrator rejects an Episode with more than `episodes.MAX_PRIOR_FAULTS`."""
 
 log = logging.getLogger(__name__)
 
@@ -59,8 +59,10 @@ async def serve(
 ) -> None:
     """Play the job's tasks until `context.stop`, then finish those that end within `DRAIN_S` and nak the others.
 
-    environment_socket: socket of the environment's own container; None for a builtin environment.
-    modules: folder in which the environment's modules are searched first.
+    Args:
+        timeouts: of turns.
+        environment_socket: socket of the environment's own container; None: this process starts the fork server itself.
+        modules: folder that the fork server searches first for the environment's modules; None: only PYTHONPATH.
 
     Raises:
         InvalidInput: the job's environment cannot be loaded by this sandbox.
@@ -102,12 +104,12 @@ def _children_config(context: RoleContext, document: JobDocument, environment_so
 
 
 def _demonstrations(spec: JobSpec) -> dict[str, Any] | None:
-    """Return the data of supervised fine-tuning by agent; None if the job has none of its own."""
+    """Return, by agent, the arguments of the data set of demonstrations (`initFrom.sft.data`); None if the job names no data set."""
     return None if spec.learner is None or spec.sft is None else {spec.learner.name: spec.sft.data.value}
 
 
 def _suites(spec: JobSpec) -> dict[str, Any]:
-    """Return name and arguments of the suites' own environments, by suite."""
+    """Return, by suite, `name` and `args` of its own environment. Suites that the job's environment plays are left out."""
     given = {suite.name: suite.environment for suite in spec.evaluation.suites if suite.environment is not None}
     return {name: {"name": one.name, "args": suite_args(one.name, one.args.value)} for name, one in given.items()}
 
@@ -143,7 +145,7 @@ class _Supervisor:
             await self._drain()
 
     async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
-        """Claim one task, if there is one, and wait until its members are queued for their places."""
+        """Claim a task, if there is one within `_FETCH_S`; start to play it, and return once its members wait for places (`EpisodePlaces`)."""
         try:
             deliveries = await self._fetched(consumer)
         except BusUnavailable as error:
@@ -158,7 +160,7 @@ class _Supervisor:
             await queued.wait()
 
     async def _fetched(self, consumer: Consumer) -> list[Delivery]:
-        """Fetch at most one task; return none if none arrives in time, or the sandbox is asked to stop."""
+        """Fetch at most one task; return an empty list if none arrives within `_FETCH_S`, or the sandbox is asked to stop."""
         fetching = asyncio.create_task(consumer.fetch(1, _FETCH_S))
         stopping = asyncio.create_task(self._context.stop.wait())
         try:
@@ -170,16 +172,19 @@ class _Supervisor:
             await asyncio.wait({fetching})
 
     async def _drain(self) -> None:
-        """Wait for running tasks up to `DRAIN_S`; cancel the others, which naks them."""
+        """Wait up to `DRAIN_S` for the running tasks, then cancel the rest, so that `_handle` naks them."""
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=DRAIN_S)
             for running in late:
                 running.cancel()
 
     async def _handle(self, delivery: Delivery, queued: asyncio.Event) -> None:
-        """Play one claimed task and settle it. After a BusUnavailable it stays unsettled and is redelivered.
+        """Play one claimed task and settle it (ack, nak or term). After a BusUnavailable, it stays unsettled and is redelivered.
 
-        A task that cannot be read is left to newer sandboxes, and no other is claimed for `_NEWER_S`: each claim would count as a delivery.
+        A task that this release cannot parse is nakked, for sandboxes of a newer release. Then no task is claimed for `_NEWER_S`:
+        each claim counts as a delivery, and after `MAX_DELIVERIES` the task would be given up.
+
+        queued: set once the task's members wait for places, or there is nothing to play.
         """
         try:
             async with background(_beat(delivery)):
@@ -197,7 +202,7 @@ class _Supervisor:
             queued.set()
 
     async def _settle(self, delivery: Delivery, queued: asyncio.Event) -> None:
-        """Play one claimed task and settle it. Raises BusUnavailable, Unreadable."""
+        """Play a task of this job and ack it, or decline a task of another job. Raises BusUnavailable, Unreadable."""
         task = decode_as(TaskMessage, delivery.stored.data)
         if task.uid != self._document.uid:
             await self._decline(delivery)
@@ -209,7 +214,8 @@ class _Supervisor:
     async def _decline(self, delivery: Delivery) -> None:
         """Settle a task of another job of this name.
 
-        Term it if ours is the current job, or there is none; else nak it for the current job's sandboxes.
+        Term the task if this sandbox's job is the current one of its name, or no job has the name now. Else nak the task, for the
+        current job's sandboxes.
         """
         jobs = await self._bus.bucket(subjects.JOBS, inspected=False)
         entry = await jobs.get(subjects.job_key(self._document.namespace, self._document.job))
@@ -234,7 +240,7 @@ class _Supervisor:
                 await self._end_member(episode)
 
     async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> Withheld | None:
-        """Play a member, and publish it; return it if it is scored by a comparison with its group."""
+        """Play a member of a group and publish its Episode; if a comparison with the group must score it first, return it unpublished."""
         async with self._places.place():
             episode, data = await self._played(task, member, num_delivered)
         if data is not None:
@@ -250,10 +256,15 @@ class _Supervisor:
         failpoint("sandbox.episode.after_publish")
 
     async def _played(self, task: TaskMessage, member: int, num_delivered: int) -> tuple[Episode, str | None]:
-        """Play until an attempt counts, `max_attempts` have failed, or another cannot help; return the last one, and `Attempt.data`.
+        """Play until an attempt counts, `max_attempts` have failed, or another attempt cannot help.
 
-        A play that was abandoned because a turn waited too long is not an attempt. In strict mode every attempt draws the
-        same replies, so an environment's fault that came twice in a row with the same text would only come again.
+        A play that was abandoned because a turn waited too long is not an attempt. In strict mode (maxStaleness 0) every attempt
+        samples the same replies. So an ENV fault that comes twice in a row with the same text would come at every attempt.
+
+        Args:
+            num_delivered: deliveries of the task, this one included. Above `MAX_DELIVERIES`, the member is given up unplayed.
+
+        Returns: the Episode of the last attempt, and its `Attempt.data`.
         """
         max_attempts = self._document.spec.environment.max_attempts
         attempt = task.num_preemptions * names.PREEMPTION_STRIDE + (num_delivered - 1) * max_attempts + 1
@@ -308,13 +319,13 @@ class _Supervisor:
 
 
 async def _give_back(delivery: Delivery) -> None:
-    """Nak a task. It is redelivered also if the bus is unavailable, after the ack wait."""
+    """Nak a task. If the bus is unavailable, nothing is sent, and the task is redelivered after the ack wait."""
     with contextlib.suppress(BusUnavailable):
         await delivery.nak()
 
 
 async def _beat(delivery: Delivery) -> None:
-    """Extend the claim of a task every `BEAT_S`."""
+    """Extend the claim of a task every `BEAT_S`, until cancelled."""
     while True:
         await asyncio.sleep(BEAT_S)
         await patiently(delivery.in_progress, "extending the claim of a task", BEAT_S)

@@ -1,7 +1,7 @@
 """The supervisor's side of one episode: validates the child's messages, answers its turns, records them.
 
-A child runs foreign code, so its messages are untrusted until `parse`, and the ledger does not depend on its
-claims. Time in which a turn waits or is generated does not count against the episode's timeout.
+A child runs foreign code. So `parse` validates each message, and the ledger counts turns and tokens itself. Time in which a turn waits
+or is generated does not count against the episode's timeout.
 """
 
 import asyncio
@@ -51,14 +51,14 @@ from marlaas_worker.sandbox.turns import (
 
 _OUT_OF_PLACE = "the environment sent an invalid message: scores of a group where none, or others, were asked for"
 _EXIT_GRACE_S = 0.5
+"""Time for the report of a child's exit after its connection has closed, or for its last message after its exit."""
 _CUT_GRACE_S = 30.0
-"""Seconds after a turn's time limit at which the sandbox gives it up. An engine that computes has ended it before, as a cut reply."""
-"""Time for the exit of a child to be reported after its connection, or for its last message after its exit."""
+"""Seconds after a turn's time limit at which the sandbox gives the turn up. An engine that works ends the turn at the limit, as a cut reply."""
 _T = TypeVar("_T")
 
 
 def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
-    """Validate one message of a child. agents: the job's agents. Raises BadChildMessage."""
+    """Parse and validate one message of a child. agents: those that environments call. Raises BadChildMessage."""
     try:
         message = CHILD_MESSAGES.validate_json(body)
     except ValidationError as error:
@@ -87,7 +87,7 @@ def _as_fault() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _turn_faults(agent: str) -> Iterator[None]:
-    """Raise the fault that the error of a turn of this agent is."""
+    """Translate errors of a turn of this agent into Fault."""
     try:
         yield
     except (BadChildMessage, TurnTooLong) as error:
@@ -110,9 +110,9 @@ class _ChildEnded(Exception):
 
 
 class ChildSession:
-    """One play of an episode: answers the child's turns until it sends a score.
+    """One play of an episode: answers the child's requests for turns until the child sends a score.
 
-    tool_s: seconds in tool calls so far, as the supervisor measures them.
+    member: number in the group. episode: its id. ledger: turns so far. tool_s: seconds in tool calls so far, measured by the supervisor.
     """
 
     def __init__(self, document: JobDocument, turns: TurnClient, task: TaskMessage, member: int, episode: str) -> None:
@@ -163,7 +163,7 @@ class ChildSession:
             await _cancel({reading, *turns})
 
     def _start(self) -> dict[str, Any]:
-        """Return the message that begins the episode."""
+        """Return the first message to the child, which names the task to play."""
         task = self._task
         start: dict[str, Any] = {
             "split": task.split,
@@ -184,7 +184,7 @@ class ChildSession:
             self.ledger.limit(named.agents)
 
     def _reward(self, score: ScoreMessage) -> None:
-        """Record the rewards of candidates. Raises Fault."""
+        """Record the rewards of turns and candidates. Raises Fault."""
         with _as_fault():
             self.ledger.reward(score)
 
@@ -194,7 +194,7 @@ class ChildSession:
             return parse(await read_frame(child.reader), self._spec.called_agents)
 
     async def _received(self, child: Child, reading: "asyncio.Task[ChildMessage]") -> ChildMessage:
-        """Return the message that was read. Raises Fault."""
+        """Return the message that was read. Raises Fault, also if the connection was closed instead."""
         try:
             return reading.result()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -203,7 +203,7 @@ class ChildSession:
     async def _wait(
         self, child: Child, reading: "asyncio.Task[ChildMessage]", turns: Set["asyncio.Task[None]"]
     ) -> None:
-        """Wait for the next message or the end of a turn. While no turn is open, the time counts as the environment's. Raises Fault."""
+        """Wait for the next message or the end of a turn. Without an open turn, the time counts against the episode's timeout. Raises Fault."""
         started, is_own = time.monotonic(), not turns
         waits: set[asyncio.Task[Any]] = {reading, *turns}
         await asyncio.wait(
@@ -225,8 +225,8 @@ class ChildSession:
     async def _disconnected(self, child: Child) -> Fault:
         """Return the fault of a child whose connection is closed; kill a child that has not ended.
 
-        A connection closes before the end is reported: long before it if the fork server gets no CPU or ends too. Only the fork
-        server can tell whether the child still ran.
+        A connection closes before the child's end is reported, and long before if the fork server gets no CPU or ends too. Only the
+        fork server can tell whether the child still ran.
         """
         await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
         await child.kill()
@@ -251,7 +251,7 @@ class ChildSession:
         return self._spec.turn_timeout_s + _CUT_GRACE_S
 
     async def _play_turn(self, child: Child, asked: TurnMessage) -> dict[str, Any]:
-        """Have a turn generated and return the answer for the child. Raises Fault."""
+        """Have a turn generated and return the answer for the child: a `reply`, or `limit` if the agent has no turn left. Raises Fault."""
         try:
             with _turn_faults(asked.agent):
                 if not self.ledger.begin(asked):
@@ -280,7 +280,7 @@ class ChildSession:
         return {"kind": "reply", **texts, "stop_reason": stop, **sizes}
 
     def _score(self, teacher: str, leaf: int) -> GenerateRequest:
-        """Return the request to score the conversation that ends with a turn."""
+        """Return the request to the teacher to score the conversation whose last turn is `leaf`."""
         task = self._task
         return GenerateRequest(
             namespace=task.namespace,
@@ -322,7 +322,10 @@ class ChildSession:
 async def compared(
     child: Child, document: JobDocument, task: TaskMessage, plays: Sequence[dict[str, Any]]
 ) -> ComparedMessage:
-    """Have a child compare the episodes of a group, and return its message. Raises Fault, BadFrame (the plays are too long)."""
+    """Have a child compare the episodes of a group, and return its message. Raises Fault, BadFrame (the plays are too long).
+
+    plays: `rewards`, `metrics` and `data` (JSON text of `Score.data`) of each episode.
+    """
     environment, agents = document.spec.environment, document.spec.called_agents
     index = task.index if task.task is None else task.task
     start = {"split": task.split, "index": index, "seed": task.seed, "agents": agents, "plays": list(plays)}
@@ -348,13 +351,13 @@ async def compared(
 
 
 def _of_suite(spec: JobSpec, task: TaskMessage) -> dict[str, str]:
-    """Return the part of a child's first message that names the suite, if that has an environment of its own."""
+    """Return the field of a child's first message that names the suite; no field if the job's environment plays the task."""
     suite = spec.suite_environment(task.group)
     return {"suite": suite} if suite else {}
 
 
 def _fault_of(message: ChildMessage) -> Fault:
-    """Return the fault that a child reports, or that its message is where none of this kind belongs."""
+    """Return the fault that a child reports; for any other message, the fault that it is out of place."""
     if not isinstance(message, FaultMessage):
         return Fault(FaultClass.ENV, _OUT_OF_PLACE)
     fault = FaultClass.INFRA if message.is_infra else FaultClass.ENV
@@ -381,7 +384,7 @@ def _close_late(child: Child, _: object) -> None:
 
 
 async def _unless_ended(child: Child, work: Coroutine[Any, Any, _T]) -> _T:
-    """Await `work`, but at most to the child's end. Raises _ChildEnded, and the errors of `work`."""
+    """Return the result of `work`; cancel it if the child ends first. Raises _ChildEnded, and the errors of `work`."""
     task = asyncio.create_task(work)
     try:
         either: set[asyncio.Future[Any]] = {task, child.ended}

@@ -15,8 +15,10 @@ class TurnClock:
     whole timeout again.
 
     Attributes:
+        timeout_s: limit of the time that counts (turnTimeoutSeconds).
         wait_s: limit of the waiting time.
         at: time up to which seconds are counted.
+        waited_s: waiting time so far.
         running_s: seconds of the generation in progress; None if there is none.
         failed_s: seconds of failed generations, and from a failure to the next heartbeat.
     """

@@ -20,10 +20,10 @@ from marlaas_api.wire import decode_as, encode
 from marlaas_worker.sandbox.turn_clock import TurnClock
 
 LEASE_S = 60.0
-"""A replica drops a request when its sandbox is silent for this long. A sandbox renews three times as often."""
+"""A replica drops a request after so many seconds without a message from its sandbox, which renews the lease three times as often."""
 WAIT_S = 3600.0
-"""Longest wait of a turn for its place: longer than pools take to restart or to grow. Then its episode is played
-again, under a new name.
+"""Longest time that a turn waits for a place in an engine: longer than pools take to restart or to grow. After it, the turn's
+episode is played again, under a new name.
 """
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class TurnStopsEngine(Permanent):
 class TurnRefused(Permanent):
     """A turn cannot be generated from the environment's messages or with the base model's chat template; the text is for people.
 
-    is_permanent: with this template no turn can be, whatever the messages.
+    is_permanent: with this template, no turn can be generated, whatever the messages.
     """
 
     def __init__(self, text: str, *, is_permanent: bool = False) -> None:
@@ -52,11 +52,11 @@ class TurnOverran(TurnFailed):
 
 
 class TurnWaited(Retryable):
-    """The turn waited for its place longer than `TurnTimeouts.wait_s`. Nothing failed."""
+    """The turn waited longer than `TurnTimeouts.wait_s` for a place in an engine. Nothing failed."""
 
 
 class TurnTooLong(Permanent):
-    """The text that the environment appended does not fit into a message."""
+    """The request of a turn is larger than a message of the bus may be, because of what the environment appended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class TurnTimeouts:
             second).
         first_retry_s, max_retry_s: first and longest backoff.
         keep_s: interval at which the request's lease is renewed.
-        wait_s: longest wait of a turn.
+        wait_s: longest wait of a turn for a place in an engine.
     """
 
     silence_s: float = 5.0
@@ -80,7 +80,7 @@ class TurnTimeouts:
 
 TURN_TIMEOUTS = TurnTimeouts()
 MAX_GROUPS = 4096
-"""Groups whose last replica is remembered."""
+"""Number of groups whose last replica is remembered."""
 _EPISODE = {"namespace", "job", "uid", "agent", "episode"}
 
 
@@ -105,12 +105,13 @@ class TurnClient:
         await self._exits.aclose()
 
     async def generate(self, request: GenerateRequest, timeout_s: float) -> GenerateReply:
-        """Return the result of a turn; on cancellation, cancel the generation.
+        """Have a turn generated and return the result. After a timeout or a cancellation, the replica is asked to cancel the generation.
 
-        timeout_s: limit of the generation; waits do not count.
+        timeout_s: limit of the generation (`TurnClock`); waits do not count.
 
         Raises:
-            TurnFailed: a failure that a retry cannot fix; TurnOverran: no result in time.
+            TurnFailed: a failure that a retry cannot fix.
+            TurnOverran: no result within `timeout_s`.
             TurnStopsEngine: the turn is the cause of the engine's failures.
             TurnRefused: the turn's messages cannot be rendered.
             TurnWaited: no place for the turn within `TurnTimeouts.wait_s`.
@@ -132,7 +133,7 @@ class TurnClient:
             del self._waiting[name]
 
     async def _request_until_final(self, waiting: "_Waiting") -> GenerateReply:
-        """Send the request; resend it after silence, and with backoff after a retryable failure."""
+        """Send the request until a reply is final; resend it after silence, and with backoff after a retryable failure."""
         pause_s = self._timeouts.first_retry_s
         while True:
             await self._send(waiting.request, waiting.request, self._inbox)
@@ -150,7 +151,7 @@ class TurnClient:
             pause_s = min(2 * pause_s, self._timeouts.max_retry_s)
 
     async def _next_decision(self, waiting: "_Waiting") -> GenerateReply | None:
-        """Return the next result or failure, None after a silence; renew the request's lease meanwhile."""
+        """Return the next result or failure; None after `silence_s` without a reply. Renew the request's lease meanwhile."""
         waiting.heard_at = _now()
         keep_at = _now() + self._timeouts.keep_s
         while True:
@@ -185,7 +186,7 @@ class TurnClient:
             waiting.receive(reply)
 
     def _note_replica(self, request: GenerateRequest, reply: GenerateReply) -> None:
-        """Note where the group's conversations are cached, so that its next turns go there."""
+        """Remember the replica that replied last to a request of the group: it has cached the conversations, so later requests name it."""
         group = _group_of(request)
         self._last_replicas[group] = reply.replica
         self._last_replicas.move_to_end(group)
@@ -196,9 +197,9 @@ class TurnClient:
 class _Waiting:
     """One request in progress: its clock and the replies so far.
 
-    A heartbeat is counted when it arrives, and wakes the waiting task only if it brings the timeout nearer: there are many.
+    Heartbeats are many. Each is counted when it arrives, but wakes the task in `decision` only if it brings the timeout nearer.
 
-    heard_at: time of the last reply, or of the request, from which a silence is counted.
+    heard_at: start of the present silence: the last reply, or the last time that the request was sent.
     """
 
     def __init__(self, request: GenerateRequest, clock: TurnClock, timeouts: TurnTimeouts) -> None:
