@@ -39,9 +39,9 @@ class LossConfig:
     Attributes:
         ratio: the form of the importance ratio (`algorithms`).
         clip_low, clip_high: bound the ratio to [1 - clip_low, 1 + clip_high].
-        kl_coefficient: of the KL term in the loss; 0 if the job has none, or subtracts its KL from the reward.
-        kl_estimator: of the KL term.
-        entropy_coefficient: of the entropy bonus; 0: none.
+        kl_coefficient: factor of the KL term in the loss; 0 if the job has no KL penalty, or subtracts it from the reward.
+        kl_estimator: estimator of the KL term.
+        entropy_coefficient: factor of the entropy bonus; 0: none.
         budget: the constant of the normaliser `budget`, in tokens (`rollout.maxTokens`).
     """
 
@@ -149,7 +149,7 @@ class LossSums:
         of a step), of r in the behaviour form and for cispo.
         truncated_fraction: share of tokens whose weight the correction lowered. masked_fraction: share that it left out. Both
         use pi_prox / mu (behaviour form: r).
-        loss: the differentiated loss over the step's denominator.
+        loss: the differentiated loss divided by the denominator.
         entropy: of the full softmax if the job has an entropy bonus, else the mean of -log pi at the sampled tokens.
         kl: KL(pi || ref) by the job's estimator, over tokens of the behaviour policy; the mean of log(mu / ref) if the KL is
         part of the reward.

@@ -78,7 +78,7 @@ class Accumulation:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups of the update that has begun."""
+        """Number of groups of the open update so far."""
         return self._open.num_groups
 
     @property

@@ -3,7 +3,7 @@
 The orchestrator admits jobs whose agents need at most `capacity.AGENTS_PER_PLACE` times this memory
 (`ReplicaReport.agent_room_bytes`); agents that do not fit at the same time are parked (`room`).
 
-Under the local runner it is this trainer's part of what the plans of all workers leave (`PoolDocument.agent_room_bytes`). Else it is a part
+Under the local runner, whose workers share a machine, it is the runner's estimate (`PoolDocument.agent_room_bytes`). Else it is a part
 (`USABLE`) of the memory that is free once the base model is loaded, less the activations. Free on a CPU is
 
 - in a container with a limit: what the limit leaves;
@@ -42,7 +42,7 @@ class AgentMemory:
     room_bytes: int = 0
     """For all agents together; 0 if unknown."""
     bytes_per_rank: int = 0
-    """Need of one agent for each unit of rank, without a KL reference and with one update a step."""
+    """Bytes that one agent needs for each unit of its rank, without a KL reference and with one update a step."""
     host_bytes: int = 0
     """Host memory for the cached versions of agents; 0 if the agents are in host memory themselves."""
     activation_bytes: int = 0

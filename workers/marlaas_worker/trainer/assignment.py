@@ -75,7 +75,7 @@ def _of(
 
 
 GRACE_S = 6.0
-"""Seconds that a holder's report must be missing before its lease is free: three report intervals, besides the report's lifetime.
+"""Seconds that a holder's report must be missing before its lease is free: three report intervals, after the report's lifetime.
 
 After an outage of the bus all reports are gone at once; the grace period keeps the leases of running trainers.
 """

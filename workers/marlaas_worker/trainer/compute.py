@@ -52,9 +52,9 @@ class NoDeterministicKernel(Permanent):
 
 @contextlib.contextmanager
 def deterministic(is_on: bool) -> Iterator[None]:
-    """Within the context, let torch use deterministic kernels only, or the fastest ones.
+    """Within the context, let torch use deterministic kernels only (`is_on`), or the fastest ones.
 
-    The setting is the process's, which takes microseconds to change. It covers backward passes on threads of autograd.
+    The setting is of the whole process, so it covers backward passes on autograd's threads. Changing it takes microseconds.
 
     Raises:
         NoDeterministicKernel: an operation has none.
@@ -80,7 +80,7 @@ NOBODY = ComputeAccount()
 
 
 class Compute:
-    """A dedicated compute thread, shared fairly.
+    """The compute thread, which the agents share fairly.
 
     The event loop stays free and keeps leases alive, however long a pass takes.
 

@@ -92,7 +92,7 @@ class ComputeQueue(Generic[T]):
             self._queue.close(account.path)
 
     def push(self, account: ComputeAccount, item: T, num_tokens: int = 0) -> Ticket[tuple[ComputeAccount, int, T]]:
-        """Queue work, and return its ticket, which carries `item`. num_tokens: 0: the time of the work does not depend on tokens."""
+        """Queue work, and return its ticket, which carries `item`. num_tokens: of the work; 0 if its time does not depend on tokens."""
         cost = num_tokens * self._per_token.seconds if num_tokens else self._per_work.seconds
         weight = self._weights.get(account.tenant)
         ticket = self._queue.push(account.path, (account, num_tokens, item), cost=cost, weight=weight)

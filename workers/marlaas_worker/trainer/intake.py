@@ -38,7 +38,7 @@ class StepInbox:
 
     Attributes:
         committed_step: the last finished step; -1: none.
-        version: the agent's policy version after it.
+        version: the agent's policy version after that step.
     """
 
     def __init__(self, committed_step: int, version: int) -> None:
@@ -84,7 +84,7 @@ class StepInbox:
     def check_replayed(self, message: GroupReady | AgentClosed) -> None:
         """Check a message of a replay, right after `add`: no earlier step may be missing.
 
-        A replay is in order, so the messages of a missing step do not arrive any more. (A consumer may still deliver them.)
+        A replay is in order, so messages of a missing step would have come before. (A consumer's messages may be out of order.)
 
         Raises:
             LogInvalid: an uncommitted step that must be trained before the message's step is missing.
@@ -185,7 +185,7 @@ class Intake:
         self._inbox = inbox
         self._changed = changed
         self._unacked: list[tuple[int, Delivery]] = []
-        """Deliveries by the number of their step."""
+        """Deliveries that are not acked yet, each after the number of its step."""
         self._renewed_at = 0.0
 
     async def replay(self) -> None:

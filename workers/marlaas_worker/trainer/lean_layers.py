@@ -33,7 +33,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) * up. A layer with an adapter whose input this is recomputes it in the backward pass instead of saving it."""
+    """Return silu(gate) * up. A layer with an adapter that gets the result as input recomputes it in the backward pass instead of saving it."""
     result: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
     return remember(result, Made(_gated, (gate, up)))
 

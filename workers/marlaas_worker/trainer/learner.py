@@ -153,7 +153,7 @@ class Learner:
             self._set_initial(self._adapter.tensors())
 
     def begin(self) -> tuple[str, ...]:
-        """Load the weights of version 0, which has no effect or is the adapter of initFrom, and the fixed KL reference.
+        """Load the weights of version 0 (an adapter without effect, or that of initFrom) and the fixed KL reference.
 
         Return a sentence for each given adapter that names another base model. Raises AdapterInvalid, WeightsMismatch.
         """
@@ -331,7 +331,7 @@ class Learner:
         - updates: number of updates. skipped_update: number of those whose gradient was not finite.
         - grad_norm: mean norm of the updates' finite gradients. learning_rate: of the step.
         - computed_tokens: tokens computed by the model, padding included.
-        - microbatches: their number. segment_tokens: total length of the segments; a shared token counts once per segment.
+        - microbatches: number of micro-batches. segment_tokens: total length of the segments; a shared token counts once per segment.
         - microbatch_tokens: the step's token budget.
 
         Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss), and

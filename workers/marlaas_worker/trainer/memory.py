@@ -90,7 +90,7 @@ class Recomputed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of each layer that can be recomputed. saved: bytes of activations that this saves. cost: time that it takes, in any unit."""
+    """A part of each layer that can be recomputed. saved: bytes of activations that recomputation saves. cost: its time, in any unit."""
 
     saved: float
     cost: float

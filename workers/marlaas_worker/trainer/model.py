@@ -232,7 +232,7 @@ class BaseModel:
         return self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Return the hidden states [B, T, H]; each token attends to the tokens before it, or to those of the batch's trees."""
+        """Return the hidden states [B, T, H]; each token attends to the tokens before it, or to its ancestors in the batch's trees."""
         attention = {}
         if (trees := batch.trees) is not None:
             attention = {"position_ids": self._tensor(trees.depths), "attention_mask": self._mask(trees)}

@@ -107,7 +107,9 @@ class TrainingState:
     first_moments: Mapping[str, Tensor] = field(default_factory=dict)
     second_moments: Mapping[str, Tensor] = field(default_factory=dict)
     initial: Mapping[str, Tensor] = field(default_factory=dict)
-    """Weights of the fixed KL reference (version 0, or the adapter that the job names); empty if it is the zero adapter."""
+    """Weights of the fixed KL reference: version 0, the result of supervised fine-tuning, or the adapter that the job names. Empty if they
+    have no effect.
+    """
     token_budget: int = 0
     """Token budget of later micro-batches; 0: the job's `microbatchTokens`."""
     num_skipped: int = 0

@@ -89,7 +89,7 @@ class Residence:
         await self._agent.compute(lambda: learner.restore(version.weights, version.state))
 
     async def move_reference(self, record: PolicyRecord) -> None:
-        """Load the KL reference of the next step, if it moves with the policy (`versionsBehind`). record: the last committed one.
+        """Load the KL reference of the next step, if it moves with the policy (`versionsBehind`). record: of the committed version.
 
         The weights come from the blob store, so that a restart finds the same reference.
         """

@@ -51,10 +51,9 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
-        InvalidInput: the card is too small for the least memory of a trainer.
+        InvalidInput: the pool wants a GPU that cannot be used, or the GPU has less memory than a trainer needs at least.
         CalibrationFailed: the model is too coarse in the engines' dtype to distinguish a wrong adapter from rounding.
         DeviceLost: the device failed, and only a new process can continue.
-        InvalidInput: the pool wants a GPU, and it cannot be used.
     """
     check_gpus(pool.spec.trainer.gpus)
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
@@ -163,8 +162,8 @@ class Trainer:
         self._drop_gone(view, now)
         documents = [assignment.document for assignment in view.wanted.values()]
         self._shared.compute.queue.set_weights({one.tenant: one.tenant_weight for one in documents})
-        # Measured costs change from report to report, and so does the choice among agents of about the same cost: more agents
-        # than necessary would leave if those that leave already were not counted as gone.
+        # Measured costs change from report to report, and so does the choice among agents of about the same cost. Agents that are
+        # leaving already count as gone, because otherwise more agents than necessary would leave.
         leaving = {key for key, agent in self._running.items() if agent.is_leaving}
         mine = view.placed_on(self._context.name, self._refused | leaving)
         self._apply(view, mine)

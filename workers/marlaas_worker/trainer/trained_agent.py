@@ -85,10 +85,11 @@ class TrainedAgent:
 
     shared: TrainerDependencies
     assignment: Assignment
-    """Of its present or last task."""
+    """Assignment of the present or last task."""
     work: RecentWork
     """For the placement of agents."""
     account: ComputeAccount = field(init=False)
+    """To which its work on the compute thread is charged."""
     seen_at: float = 0.0
     """When the job had a document last."""
 

@@ -67,7 +67,7 @@ def block_mask(enters: Tensor, leaves: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of key blocks of each query block [1, 1, Q], and the indices of all key blocks, these first [1, 1, Q, K].
+    """Return for each query block the number of its key blocks [1, 1, Q], and the indices of all key blocks, its own first [1, 1, Q, K].
 
     blocks: bool [Q, K], whether the query block has the key block.
     """
