@@ -1,7 +1,7 @@
 """From rewards to advantages, in plain Python: the orchestrator calls `has_signal` and must not import torch.
 
-An advantage belongs to a whole trajectory and applies equally to each of its generated tokens. `algorithms`
-determines whether the rewards compared are those of a group or of a step.
+An advantage belongs to a whole trajectory and applies equally to each of its generated tokens, unless the job credits
+single turns (`credit`). `algorithms` determines whether the rewards compared are those of a group or of a step.
 """
 
 import math
@@ -11,11 +11,11 @@ from typing import Literal
 Estimator = Literal["standardised", "centred", "leave-one-out", "none"]
 
 EPSILON = 1e-6
-"""Added to a deviation before dividing by it, since it may be zero. A spread of rewards up to this value counts as no signal."""
+"""Added to a standard deviation, which may be zero, before dividing by it. Rewards that differ by at most this value have no signal."""
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
-    """Return whether the rewards of a group differ, so that its advantages are not all zero.
+    """Return whether the rewards of a group differ by more than EPSILON, so that its advantages are not all zero.
 
     Raises:
         ValueError: fewer than two rewards, or one that is not finite.
@@ -45,10 +45,13 @@ def advantages(estimator: Estimator, rewards: Sequence[float]) -> list[float]:
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, last: int) -> float:
-    """Return DAPO's soft overlong punishment of a reply, to be added to its reward (arXiv 2503.14476, section 3.4, equation 13).
+    """Return DAPO's soft overlong punishment of a reply, from -1 to 0, to be added to its reward (arXiv 2503.14476, section 3.4, equation 13).
 
-    The penalty is 0 up to `max_tokens - last` tokens, then falls linearly to -1 at `max_tokens`. last: 0
-    disables it.
+    The penalty is 0 up to `max_tokens - last` tokens, then falls linearly to -1 at `max_tokens`.
+
+    Args:
+        num_tokens: generated tokens of the reply.
+        last: number of tokens over which the penalty falls; 0 disables it.
     """
     over = num_tokens - (max_tokens - last)
     return -min(1.0, over / last) if last > 0 and over > 0 else 0.0

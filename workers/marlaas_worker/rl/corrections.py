@@ -1,4 +1,4 @@
-r"""Corrections for tokens on which sampler and trainer disagree, by a ratio at fixed parameters, without gradient.
+r"""Corrections for tokens on which sampler and trainer disagree, from the ratio of their probabilities, without gradient.
 
 In the proximal form the ratio is c = pi_prox / mu, and a token's surrogate is multiplied by a weight w. In the
 behaviour form, and for CISPO, the ratio is r = pi / mu. The surrogate already contains r, so only the bounds
@@ -29,14 +29,14 @@ from marlaas_worker.rl.algorithms import Correction
 from marlaas_worker.rl.kl import exp
 
 CAPS: Mapping[Correction, float] = {"truncated": 2.0, "masked-token": 3.0, "masked-sequence": 3.0, "icepop": 5.0}
-"""Default of the largest ratio; sources: https://fengyao.notion.site/off-policy-rl, TRL's masks, IcePop."""
+"""Default `Bounds.cap` by correction; sources: https://fengyao.notion.site/off-policy-rl, TRL's masks, IcePop."""
 FLOOR = 0.5
-"""Default of IcePop's smallest ratio."""
+"""Default `Bounds.floor` (IcePop)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A correction and its bounds; only icepop uses floor."""
+    """A correction, and the largest (cap) and smallest (floor) ratio that it permits; only icepop uses floor."""
 
     type: Correction = "truncated"
     cap: float = 2.0
@@ -49,8 +49,8 @@ def counted(log_ratios: Tensor, sequences: Tensor, bounds: Bounds) -> Tensor | N
     A NaN counts, so that it makes the gradient NaN and is detected instead of being masked.
 
     Args:
-        log_ratios: logarithms of the tokens' ratios [T].
-        sequences: each token's segment, int64 [T].
+        log_ratios: natural logarithms of the tokens' ratios [T].
+        sequences: number of each token's segment, int64 [T].
         bounds: the correction.
     """
     match bounds.type:
@@ -75,12 +75,12 @@ def weights_of(log_ratios: Tensor, bounds: Bounds) -> Tensor:
 
 
 def sums_of(values: Tensor, sequences: Tensor) -> Tensor:
-    """Sum values [T] by sequence, int64 [T] below S; returns [S], with gradient."""
+    """Return the sum of the values [T] of each sequence, [S], with gradient. sequences: each value's sequence, int64 [T], from 0 to S - 1."""
     size = int(sequences.max()) + 1 if len(sequences) else 0
     return values.new_zeros(size).index_add(0, sequences, values)
 
 
 def means_of(values: Tensor, sequences: Tensor) -> Tensor:
-    """Return, for each token, the mean of the values [T] over its sequence (int64 [T]); returns [T], with gradient."""
+    """Return for each token the mean of the values [T] over the token's sequence, [T], with gradient. sequences: as for `sums_of`."""
     means = sums_of(values, sequences) / torch.bincount(sequences).clamp(min=1)
     return means[sequences]

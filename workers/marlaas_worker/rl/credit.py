@@ -1,11 +1,13 @@
 """Advantages of single turns, from rewards that the environment gives to turns. Pure Python, as `advantages`.
 
-A trajectory's turns k = 0, 1, ... have rewards r_k; what the episode earns beside them is part of the last one. The return of a turn is
+A trajectory's turns k = 0, 1, ... have rewards r_k. The part of the trajectory's reward that belongs to no turn is added to the last turn's. The
+return of a turn is
 
     G_k = sum over j >= k of discount^(j - k) r_j
 
-`turn` compares a return with those of the group's other trajectories at the same k, a baseline that depends on time only (returns-to-go).
-`state` adds to the episode's advantage that of the turn among the group's turns in the same state (GiGPO: arXiv 2505.10978, section 4.2).
+`credit.type: turn` compares a return with those of the group's other trajectories at the same k, a baseline that depends on time only
+(returns-to-go). `credit.type: state` adds to the episode's advantage the turn's advantage among the group's turns in the same state (GiGPO: arXiv
+2505.10978, section 4.2).
 """
 
 import math
@@ -14,15 +16,16 @@ from collections.abc import Hashable, Sequence
 from marlaas_worker.rl.advantages import Estimator, advantages, has_signal
 
 _FEWEST = 2
-"""Returns that a comparison needs."""
+"""Fewest returns that can be compared."""
 
 
 def turn_returns(rewards: Sequence[float], total: float, discount: float) -> list[float]:
-    """Return the discounted returns G [K] of a trajectory's turns; the last turn earns what `total` exceeds the sum of `rewards` by.
+    """Return the discounted returns G [K] of a trajectory's turns.
 
     Args:
-        rewards: of its turns [K].
-        total: the trajectory's reward, of which they are part.
+        rewards: rewards of the turns [K].
+        total: the trajectory's reward. Its part beyond the sum of `rewards` is added to the last turn's reward.
+        discount: factor for each turn between a turn and a later reward.
     """
     if not rewards:
         return []
@@ -35,10 +38,13 @@ def turn_returns(rewards: Sequence[float], total: float, discount: float) -> lis
 
 
 def by_turn(estimator: Estimator, group: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the advantage of each turn of each trajectory, from their returns: the comparison is among turns of the same number.
+    """Return the advantage of each turn among the group's turns of the same number, [trajectory][turn].
 
-    Turns beyond the last number that two trajectories have are compared together with that number. If one trajectory alone has
-    turns, or none has, all advantages are 0.
+    Turns later than the last one of the second-longest trajectory are compared as if they had the number of that turn. If only one
+    trajectory has turns, they are compared with each other. A turn that is compared with no other has the advantage 0.
+
+    Args:
+        group: the returns of each trajectory's turns.
     """
     return _compared(estimator, group, _levels(group))
 
@@ -46,11 +52,11 @@ def by_turn(estimator: Estimator, group: Sequence[Sequence[float]]) -> list[list
 def by_state(
     estimator: Estimator, group: Sequence[Sequence[float]], states: Sequence[Sequence[Hashable]]
 ) -> list[list[float]]:
-    """Return the advantage of each turn among the group's turns in the same state; 0 for a state that occurs once.
+    """Return the advantage of each turn among the group's turns in the same state, [trajectory][turn]; 0 for a state that occurs once.
 
     Args:
         group: the returns of each trajectory's turns.
-        states: their states, in the same form.
+        states: the state of each turn, in the same form; equal values are one state.
     """
     return _compared(estimator, group, states)
 
@@ -58,7 +64,7 @@ def by_state(
 def has_turn_signal(group: Sequence[Sequence[float]], *, by_state: bool) -> bool:
     """Return whether the returns [trajectory][turn] of a group give any turn an advantage.
 
-    by_state: whether they may, since the states are not known here.
+    by_state: whether turns are compared by state. The states are not known here, so the result is whether an advantage is possible.
     """
     classes: dict[int, list[float]] = {}
     for member, own in zip(group, _levels(group), strict=True):

@@ -48,7 +48,7 @@ MAX_LOG_RATIO = 20.0
 
 
 def kl_estimate(estimator: KlEstimator, logprobs: Tensor, reference: Tensor) -> Tensor:
-    """Return the estimate of KL(pi || ref) at each token [T], from its logprobs [T] under both policies."""
+    """Return the estimate of KL(pi || ref) at each token [T], from the token's logprobs under pi and under ref [T]."""
     gap = logprobs - reference
     match estimator:
         case "k1":

@@ -12,11 +12,12 @@ The entropy H_t = -sum_x pi(x) log pi(x) is that of the full softmax after the t
 and the mean of c over that token is 1. The mean of -log pi at sampled tokens cannot replace it, because its
 gradient has expectation zero.
 
-The caller normalises over the *step*: divide at the end by the sum of `denominator`. With N the sum of 1/|o|
-over the tokens that count, the denominator is their number for the normaliser `token`, N budget for `budget`,
-else N. N is the number of trajectories, each weighted by its share of tokens that count.
-A token that does not count is thus left out of both the sum and the denominator. Both are sums over tokens, |o|
-is known beforehand, and no statistic spans more than one segment. So the gradient of a step does not depend on
+The caller normalises over an optimizer *update*: it divides the gradient by the sum of `LossSums.denominator` over the
+update's micro-batches. Let N be the sum of 1/|o| over the tokens that count: the number of trajectories, each weighted by
+its share of tokens that count. The denominator is the number of tokens that count for the normaliser `token`, N times
+budget for `budget`, and N for `sequence` and `sum`.
+A token that does not count is thus left out of both the loss and the denominator. Both are sums over tokens, |o|
+is known beforehand, and no statistic spans more than one segment. So the gradient of an update does not depend on
 how its segments are distributed over micro-batches.
 """
 
@@ -33,7 +34,16 @@ from marlaas_worker.rl.kl import KlEstimator, exp, kl_estimate, kl_penalty
 
 @dataclass(frozen=True, slots=True)
 class LossConfig:
-    """A rule with the parameters of a job. budget: the constant of the normaliser `budget`, in tokens."""
+    """The loss of a job: an algorithm's rule, and the job's parameters.
+
+    Attributes:
+        ratio: the form of the importance ratio (`algorithms`).
+        clip_low, clip_high: bound the ratio to [1 - clip_low, 1 + clip_high].
+        kl_coefficient: factor of the KL term in the loss; 0 if the job has no KL penalty, or subtracts it from the reward.
+        kl_estimator: estimator of the KL term.
+        entropy_coefficient: factor of the entropy bonus; 0: none.
+        budget: the constant of the normaliser `budget`, in tokens (`rollout.maxTokens`).
+    """
 
     rule: Rule = GRPO
     ratio: Ratio = "proximal"
@@ -47,27 +57,26 @@ class LossConfig:
 
     @property
     def is_proximal(self) -> bool:
-        """Return whether pi_prox / mu is a separate weight. It never is for `capped`, whose clip bounds pi / mu by definition."""
+        """Whether pi_prox / mu is a separate weight: never for `capped`, whose clip bounds pi / mu, or `likelihood`, which has no ratio."""
         return self.ratio == "proximal" and self.rule.surrogate not in ("capped", "likelihood")
 
     @property
     def is_likelihood(self) -> bool:
-        """Return whether the tokens were demonstrated: no policy has sampled them, and ratios have no meaning."""
+        """Whether the tokens were demonstrated: no policy has sampled them, so ratios have no meaning."""
         return self.rule.surrogate == "likelihood"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """Generated tokens, in any order; all fields are [T]. trainer and entropies carry the gradient.
+    """Generated tokens of a micro-batch, in any order; all fields are [T]. trainer and entropies carry the gradient.
 
-    trainer, behaviour, reference, proximal: logprobs of the tokens under pi, mu, the KL reference and pi_prox,
-    at one temperature.
-    proximal: None stands for trainer without its gradient, which is exact in the first update of a step.
-    advantages: advantage of each token's trajectory; for the algorithm distill, log(teacher / mu) of the token.
-    sequences: int64, from 0: the token's segment within this micro-batch, which contains all generated tokens
-    of the segment.
-    lengths: number of generated tokens of each token's trajectory, including those in other micro-batches.
-    entropies: entropy under pi of the full softmax from which each token was drawn.
+    Attributes:
+        trainer, behaviour, reference, proximal: logprobs of the tokens under pi, mu, the KL reference and pi_prox, at one temperature.
+            reference None: the loss has no KL term. proximal None: trainer without its gradient, which is exact in a step's first update.
+        advantages: advantage of each token's trajectory or turn; for the algorithm distill, log(teacher / mu) of the token.
+        sequences: number of each token's segment within the micro-batch, int64, from 0. All generated tokens of a segment are here.
+        lengths: number of generated tokens of each token's trajectory, including those in other micro-batches.
+        entropies: entropy under pi of the full softmax from which each token was drawn; None: the loss has no entropy bonus.
     """
 
     trainer: Tensor
@@ -85,21 +94,25 @@ class TokenRecord:
         return replace(self, **{name: value[keep] for name, value in values.items() if value is not None})
 
     def fixed(self, config: LossConfig) -> Tensor:
-        """Return the logprobs, without gradient, that the correction compares with mu.
+        """Return the logprobs [T], without gradient, that the correction compares with those of mu.
 
-        They are those of pi_prox, or of pi in the behaviour form.
+        They are the logprobs under pi_prox, or under pi in the behaviour form.
         """
         return self.trainer.detach() if self.proximal is None or not config.is_proximal else self.proximal
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over tokens, to be added over a step's micro-batches; ratio_max is a maximum.
+    """Sums over the tokens of micro-batches; + adds those of further micro-batches. `metrics` defines the fields that are not listed here.
 
-    ratio: sum of pi_prox / mu without any bound. num_tokens: all tokens. num_counted: tokens that the correction
-    kept.
-    num_sequences: trajectories, each weighted by its share of tokens that count.
-    denominator: divisor of the step's gradient.
+    Attributes:
+        num_tokens: number of all tokens. num_counted: number of tokens that the correction kept.
+        num_sequences: number of trajectories, each weighted by its share of tokens that count.
+        denominator: divisor of the update's gradient (see the module).
+        loss: the differentiated loss, not yet divided by the denominator.
+        ratio, ratio_squared, ratio_max: sums and maximum of pi_prox / mu (behaviour form: pi / mu) without any bound.
+        clipped, truncated: numbers of tokens, for clip_fraction and truncated_fraction.
+        gap: sum for logprob_gap.
     """
 
     num_tokens: int = 0
@@ -124,7 +137,7 @@ class LossSums:
         return LossSums(**{**sums, "ratio_max": max(self.ratio_max, other.ratio_max)})
 
     def metrics(self) -> dict[str, float]:
-        """Return means over the tokens, by the metric names used in a manifest.
+        """Return means over all tokens, by the metric names used in a manifest.
 
         Of c = pi_prox / mu, before any bound: ratio_mean, ratio_max; ess, the effective sample size as a share of the tokens,
         (sum c)^2 / (T sum c^2); logprob_gap, mean |log c|; behaviour_kl, KL(mu || pi_prox) by k3. In the behaviour form, and for
@@ -136,11 +149,11 @@ class LossSums:
         of a step), of r in the behaviour form and for cispo.
         truncated_fraction: share of tokens whose weight the correction lowered. masked_fraction: share that it left out. Both
         use pi_prox / mu (behaviour form: r).
-        loss: the differentiated loss over the step's denominator.
+        loss: the differentiated loss divided by the denominator.
         entropy: of the full softmax if the job has an entropy bonus, else the mean of -log pi at the sampled tokens.
         kl: KL(pi || ref) by the job's estimator, over tokens of the behaviour policy; the mean of log(mu / ref) if the KL is
         part of the reward.
-        sequences: trajectories, each weighted by its share of tokens that count.
+        tokens: number of all tokens. sequences: number of trajectories, each weighted by its share of tokens that count.
         """
         count = max(self.num_tokens, 1)
         means = {
@@ -198,8 +211,8 @@ def policy_loss(record: TokenRecord, config: LossConfig) -> tuple[Tensor, LossSu
 def kept(record: TokenRecord, config: LossConfig) -> Tensor | None:
     """Return which tokens count, bool [T]; None if all do.
 
-    A rule whose ratio is of a sequence masks whole segments, by the ratio that it weighs them with: without some of its
-    tokens a segment would have another ratio. `masked-sequence` defines a ratio of its own.
+    If the rule's ratio is of a sequence, a segment's tokens count or do not count together, by the segment's geometric mean: without some of
+    its tokens a segment would have another ratio. `masked-sequence` decides by the product of the ratios instead, for every rule.
     """
     away = record.fixed(config) - record.behaviour
     if config.rule.ratio == "sequence" and config.correction.type != "masked-sequence":
@@ -208,7 +221,7 @@ def kept(record: TokenRecord, config: LossConfig) -> Tensor | None:
 
 
 def surrogate(record: TokenRecord, config: LossConfig) -> Surrogate:
-    """Return the rule's surrogate of every token, times its weight."""
+    """Return the rule's surrogate of every token, times the token's importance weight. record: only tokens that count."""
     if config.is_likelihood:
         none = torch.zeros_like(record.trainer, dtype=torch.bool)
         return Surrogate(record.trainer * record.advantages, none, none)

@@ -1,4 +1,4 @@
-"""The gradient of an agent's open step: from the trajectories of its groups to micro-batches, and a backward pass for each.
+"""The gradient of an agent's open step: cuts the trajectories of its groups into micro-batches, and runs a backward pass for each.
 
 A step is `updatesPerStep` optimizer updates, each of the next groupsPerStep / updatesPerStep groups in the order of their positions,
 repeated `epochs` times in the same order and with the same micro-batches. So an update does not wait for the step's later groups.
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class DoesNotFit(Exception):
-    """The device has no memory for a micro-batch of these rows; the learner has dropped the gradients of the step so far."""
+    """The device has no memory for a micro-batch of these rows; the learner has dropped the step's gradients so far."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__()
@@ -44,29 +44,29 @@ class _Done:
 
 @dataclass(slots=True, eq=False)
 class _OpenStep:
-    """A step that has begun, and the update of it that has begun."""
+    """The open step, and its open update."""
 
     held: list[list[Trajectory]] = field(default_factory=list)
     """Groups whose rewards are not compared yet."""
     pending: list[Row] = field(default_factory=list)
-    """Rows of no full micro-batch."""
+    """Rows that do not fill a micro-batch yet."""
     num_groups: int = 0
-    """Number of groups of the update."""
+    """Number of groups of the open update so far."""
     done: list[_Done] = field(default_factory=list)
-    """Micro-batches of the update."""
+    """Micro-batches of the open update so far, if further epochs repeat them."""
     updates: list[tuple[int, list[_Done]]] = field(default_factory=list)
-    """Number of groups and micro-batches of the updates before it, which further epochs repeat."""
+    """Number of groups and micro-batches of each earlier update of the first epoch; further epochs repeat them."""
     num_filtered: int = 0
     """Number of trajectories that `training.overlong.filter` leaves out."""
     staleness: Counter[int] = field(default_factory=Counter)
-    """Number of tokens by how many versions they are behind."""
+    """Number of tokens, by the number of versions between sampling and training."""
 
 
 class Accumulation:
     """Accumulates the gradient of one step after another. The result depends on the order of the groups, and not on their arrival.
 
     Attributes:
-        baselines: what rewards are compared with, if not with those of the group.
+        baselines: running means of rewards; empty if rewards are compared within groups.
     """
 
     def __init__(self, agent: TrainedAgent) -> None:
@@ -78,7 +78,7 @@ class Accumulation:
 
     @property
     def num_groups(self) -> int:
-        """Number of groups of the update that has begun."""
+        """Number of groups of the open update so far."""
         return self._open.num_groups
 
     @property
@@ -104,19 +104,20 @@ class Accumulation:
         return self._rule.surrogate == "likelihood"
 
     def rewind(self) -> None:
-        """Return to the first group of the step."""
+        """Drop the open step, which restarts at its first group."""
         self._open = _OpenStep()
         self.baselines.rewind()
 
     async def add(self, learner: Learner, trajectories: Sequence[Trajectory], step: int, version: int) -> None:
-        """Run backward for every micro-batch that the group fills, and take the update before it if that is complete.
+        """Add a group to the step, and run backward for every micro-batch that it fills.
 
-        Remaining rows wait for the next group of the update. If rewards are compared across the step, the group waits until the
-        step is complete.
+        If the group is the first of an update, take the update before it. Remaining rows wait for the next group of the update.
+        If rewards are compared across the step, the group waits until the step is complete.
 
         Args:
+            trajectories: the group's.
             step: the step's number.
-            version: the version that is trained.
+            version: the policy version at which the step trains.
 
         Raises:
             DoesNotFit: the step must begin again with a lower token budget.
@@ -150,7 +151,7 @@ class Accumulation:
                     await self._backward(learner, batch.rows, batch.proximal)
 
     def finish_step(self, *, is_trained: bool = True) -> dict[str, float]:
-        """Begin the next step; return the metrics of the finished one. is_trained: otherwise the baselines stay as they are."""
+        """Begin the next step; return metrics of the finished one. is_trained: whether it makes a version; else the baselines do not change."""
         ended, self._open = self._open, _OpenStep()
         versions = sum(behind * number for behind, number in ended.staleness.items())
         if not is_trained:
@@ -162,9 +163,9 @@ class Accumulation:
         }
 
     async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the group with each reward lowered by its trajectory's KL.
+        """Return the group with each reward lowered by the coefficient times the trajectory's KL.
 
-        Its micro-batches hold this group only, so the sums do not depend on other groups.
+        The micro-batches for this hold one group only, so the sums do not depend on other groups.
         """
         batches = await asyncio.to_thread(batches_of_group, group, self._pairs_per_token, learner.token_budget)
         kl = [0.0] * len(group)
@@ -179,7 +180,7 @@ class Accumulation:
         ]
 
     async def _measure(self, learner: Learner, held_out: Sequence[Trajectory]) -> None:
-        """Measure demonstrations that are not trained. Their micro-batches hold nothing else."""
+        """Measure the loss of held-out demonstrations, in micro-batches of their own."""
         if not held_out:
             return
         batches = await asyncio.to_thread(batches_of_group, held_out, self._pairs_per_token, learner.token_budget)
@@ -188,7 +189,7 @@ class Accumulation:
                 raise DoesNotFit(batch)
 
     async def _learn(self, learner: Learner, step: int) -> None:
-        """Run backward for every micro-batch that the held groups fill."""
+        """Run backward for every micro-batch that the held groups fill. Before the first group of an update, take the update before it."""
         now = self._open
         held, now.held = now.held, []
         # In a thread: packing long groups takes a while, and the event loop must keep leases alive.
@@ -205,7 +206,7 @@ class Accumulation:
                 await self._first_backward(learner, batch)
 
     async def _end_minibatch(self, learner: Learner) -> None:
-        """Run backward for the remaining rows of the update that has begun."""
+        """Run backward for the remaining rows of the open update."""
         now = self._open
         if now.pending:
             await self._first_backward(learner, now.pending)

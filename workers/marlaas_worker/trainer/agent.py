@@ -1,6 +1,6 @@
 """One agent's training while it is bound: restore, replay, accumulate, step, commit, ack.
 
-However it ends, all progress is in the committed version and the log of groups; a later bind continues from them.
+However the training ends, all progress is in the committed version and the log of groups; a later bind continues from them.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from marlaas_worker.trainer.versions import (
 )
 
 _METRICS_OF_UNTRAINED = frozenset({"tokens", "masked_fraction", "behaviour_kl", "overlong_filtered", "out_of_memory"})
-"""Few, because they are part of the policy record."""
+"""Metrics that are recorded for a step that trained no token. Few, because they are part of the policy record."""
 _WHY_UNTRAINED = {
     UntrainedCause.FILTERED: "training.overlong.filter left out all replies, which end at a limit of tokens or turns; raise rollout.maxTokens or rollout.maxTurns",
     UntrainedCause.EMPTY: "no reply has a token; the prompts may leave no room in the context window",
@@ -91,7 +91,7 @@ class AgentTrainer:
             await self._residence.leave()
 
     async def _begin(self) -> None:
-        """Publish version 0, once there is room for the agent."""
+        """Publish version 0, once there is room for the agent. If the agent has to leave before, publish nothing."""
         while not self._residence.enters(is_due=True):
             await self._binding.changed.wait()
             self._binding.changed.clear()
@@ -103,7 +103,10 @@ class AgentTrainer:
         await self._publish(learner, StepResult(version=0))
 
     async def _resume(self, ref: BlobRef) -> None:
-        """Continue from the committed version. Like a parked agent, it enters the memory when it has work."""
+        """Restore baselines and the list of known adapters from the committed version, whose manifest is `ref`.
+
+        The learner is restored when the agent has work, like that of a parked agent.
+        """
         blobs, staleness = self._shared.context.blobs, self._spec.training.max_staleness
         manifest = await self._agent.patiently(lambda: read_manifest(blobs, ref))
         self._accumulation.baselines.restore(manifest.metrics)
@@ -145,7 +148,7 @@ class AgentTrainer:
         await self._residence.leave()
 
     def _rewind(self, inbox: StepInbox) -> None:
-        """Return to the first group of the step."""
+        """Restart the open step at its first group."""
         self._accumulation.rewind()
         inbox.rewind()
 
@@ -155,7 +158,7 @@ class AgentTrainer:
         return ref
 
     async def _advance(self, inbox: StepInbox, intake: Intake) -> bool:
-        """Train the next group, or finish the step that is due; return False if there is neither."""
+        """Train the next group, or finish the step if all of its groups are trained; return False if neither is possible yet."""
         learner = self._residence.learner
         try:
             if (group := inbox.next_group()) is not None:
@@ -176,7 +179,7 @@ class AgentTrainer:
         return True
 
     async def _redo(self, learner: Learner, inbox: StepInbox, rows: Sequence[Row]) -> None:
-        """Restart the step with a lower token budget; its groups are read again, so none is kept in memory.
+        """Restart the step with a lower token budget after a micro-batch of these rows did not fit. The step's groups are read again.
 
         A single conversation that does not fit beside other agents gets the memory of all of them, for one step. Raises RowTooLarge.
         """
@@ -199,7 +202,7 @@ class AgentTrainer:
         await self._agent.emit("OutOfMemory", f"out of memory: {text}")
 
     async def _finish(self, learner: Learner, closed: AgentClosed, consumed: tuple[str, ...]) -> None:
-        """Run backward for the remaining rows, take the optimizer step, and commit; without a trained token, only the step's number."""
+        """Run backward for the remaining rows, take the last update, and commit; if no token was trained, commit only the step's number."""
         await self._accumulation.complete(learner, closed.step)
         version = self._record.version + 1
         cause = learner.why_untrained(self._accumulation.num_filtered) if self._may_skip(closed) else None
@@ -226,8 +229,8 @@ class AgentTrainer:
     def _may_skip(self, closed: AgentClosed) -> bool:
         """Return whether a step may end without a version.
 
-        In a strict job of several policies, the turns of the next step are already pinned to its version. Orchestrators of earlier
-        releases (no `follows`) expect one.
+        In a strict job of several policies it may not, because turns of the next step are already pinned to the step's version.
+        Orchestrators of earlier releases (no `follows`) expect a version of every step.
         """
         is_pinned = self._spec.training.max_staleness == 0 and len(self._spec.policies) > 1
         ends_sft = closed.step == self._spec.demonstrated_steps - 1  # Its version holds the KL reference.

@@ -1,10 +1,10 @@
 """Memory that a trainer has for its agents: adapters, gradients, optimizer moments and KL references, all in float32.
 
 The orchestrator admits jobs whose agents need at most `capacity.AGENTS_PER_PLACE` times this memory
-(`ReplicaReport.agent_room_bytes`); those that do not fit at a time are parked (`room`).
+(`ReplicaReport.agent_room_bytes`); agents that do not fit at the same time are parked (`room`).
 
-Under the local runner it is this trainer's part of what the plans of all workers leave (`PoolDocument.agent_room_bytes`). Else it is what
-the device has free once the base model is loaded, without the activations. On a CPU it is
+Under the local runner, whose workers share a machine, it is the runner's estimate (`PoolDocument.agent_room_bytes`). Else it is a part
+(`USABLE`) of the memory that is free once the base model is loaded, less the activations. Free on a CPU is
 
 - in a container with a limit: what the limit leaves;
 - else: `UNLIMITED_PART` of the machine's available memory, since other processes of the machine need memory too.
@@ -30,27 +30,27 @@ USABLE = 0.8
 """Part of the free memory that agents may have. The rest is for the version that is being published, and fragmentation."""
 UNLIMITED_PART = 0.5
 CACHE_PART = 0.25
-"""Part of the free host memory that versions of a trainer on an accelerator may have (`version_cache`)."""
+"""Part of the free host memory that `versions.VersionCache` may have if the trainer is on an accelerator."""
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class AgentMemory:
-    """Memory in bytes."""
+    """Memory of a trainer for its agents, in bytes."""
 
     room_bytes: int = 0
     """For all agents together; 0 if unknown."""
     bytes_per_rank: int = 0
-    """Need of one agent for each unit of rank, without a KL reference and with one update a step."""
+    """Bytes that one agent needs for each unit of its rank, without a KL reference and with one update a step."""
     host_bytes: int = 0
-    """Host memory for versions of parked agents; 0 if agents are in host memory themselves."""
+    """Host memory for the cached versions of agents; 0 if the agents are in host memory themselves."""
     activation_bytes: int = 0
-    """Most memory of a micro-batch's activations."""
+    """Most memory that a micro-batch's activations may take (`BaseModel.limit_activations`)."""
 
 
 def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
-    """Measure the memory for agents, after the base model was loaded and before an agent is bound."""
+    """Measure the memory for agents. Call it after the base model was loaded, and before an agent is bound."""
     bytes_per_rank = TRAINED_COPIES * _NUMBER_BYTES * model.parameters_per_rank
     most = trainer_activations(pool.spec)
     if model.device.type != "cuda":
@@ -86,17 +86,17 @@ def _free_host_bytes() -> int:
 
 
 def at_most_half(activation_bytes: int, free: int) -> int:
-    """Return `activationBytes`, but no more than half of the free memory: the other half is for agents. free: 0 if it is not known."""
+    """Return `activationBytes`, but no more than half of the free bytes: the other half is for agents. free: 0 if it is not known."""
     return activation_bytes if free == 0 else min(activation_bytes, max(0, free // 2))
 
 
 def room_bytes(free: int, activation_bytes: int) -> int:
-    """Return the room in free memory beside the activations; 0 if it is not known, at least 1 if it is. free: 0 if it is not known."""
+    """Return the bytes for agents in the free bytes beside the activations: at least 1, but 0 if `free` is 0 (not known)."""
     return 0 if free == 0 else max(1, int(USABLE * (free - activation_bytes)))
 
 
 def memory_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the memory limit of this container in bytes; None if it has none, as on one machine with other processes."""
+    """Return the memory limit of this container in bytes; None if there is none. cgroup: where cgroups are mounted."""
     for name in _LIMITS:
         try:
             text = (cgroup / name).read_text().strip()

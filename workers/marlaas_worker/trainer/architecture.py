@@ -21,16 +21,20 @@ log = logging.getLogger(__name__)
 
 
 def example(ids: Sequence[int]) -> Segment:
-    """Return a segment of these tokens in which all but the first are predicted."""
+    """Return a segment of these tokens in which all but the first are predicted; behaviour logprobs and advantage are 0."""
     generated = np.arange(len(ids)) > 0
     return Segment(np.array(ids, np.int32), generated, np.zeros(len(ids), np.float32), 0, 0.0)
 
 
 @torch.no_grad()
 def check_head(model: Any, name: str) -> None:
-    """Raise ModelUnusable unless the logits are the head's product with the decoder's output.
+    """Raise ModelUnusable unless the logits are the head's product, without bias, with the decoder's output.
 
     Some architectures scale or cap the hidden states before the head, or the logits after it.
+
+    Args:
+        model: a causal language model of transformers.
+        name: name of the model in the error.
     """
     head, decoder = model.get_output_embeddings(), model.get_decoder()
     if getattr(head, "bias", None) is not None:
@@ -52,9 +56,13 @@ def check_head(model: Any, name: str) -> None:
 
 
 def shares_prefixes(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bool:
-    """Return whether the model computes a row that is a tree of tokens (`rows.pack_prefix_tree`).
+    """Return whether the model computes rows that are trees of tokens (`rows.pack_prefix_tree`) correctly.
 
-    A model may reject our attention mask, or interpret it differently.
+    A model may reject the attention mask of a tree, or interpret it differently.
+
+    Args:
+        config: the model's configuration in transformers.
+        logprobs: the model's forward pass, which returns the logprobs [N] of a batch's generated tokens.
     """
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ["full_attention"])
@@ -68,10 +76,10 @@ def shares_prefixes(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bo
 
 
 def _computes_trees(logprobs: Callable[[MicroBatch], Tensor], vocab_size: int) -> bool:
-    """Compare one branch's logprobs in trees that differ in one respect.
+    """Return whether one branch's logprobs in a tree depend on the branch and its depths only.
 
-    Other tokens in the sibling branch must change no bit; other depths must change some. The branch's logprobs in
-    the tree must also be nearer to those in a row of its own than its logprobs after the whole row are.
+    Other tokens in the sibling branch must change no bit of the logprobs; other depths must change some. The logprobs in the tree
+    must also be nearer to those in a row of the branch alone than the logprobs of the branch's end behind the sibling are.
     """
     ends = ((4, 5), (9, 10), (6, 7, 8))
     left, other, branch = ([number % vocab_size for number in (1, 2, 3, *end)] for end in ends)

@@ -26,14 +26,14 @@ class Assignment(JobAgent):
         return self.document.spec.training_of(self.agent)
 
     def training_at(self, step: int) -> TrainingSettings:
-        """Return the settings of a step: the agent's, or those of supervised fine-tuning before it."""
+        """Return the settings of a step: those of supervised fine-tuning in the first `initFrom.sft.steps` steps, else the agent's."""
         sft = self.document.spec.sft_of(self.agent)
         return sft if sft is not None and step < sft.steps else self.training
 
     def is_as(self, other: "Assignment | None") -> bool:
         """Return whether the other assignment requests the same training.
 
-        An edit of the job that does not concern the training loop needs no restart.
+        If it does, the agent's task need not restart, even if the job was edited.
         """
         return (
             other is not None
@@ -48,7 +48,7 @@ class Assignment(JobAgent):
 
 
 def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str) -> dict[str, Assignment]:
-    """Return the agents of admitted, unfinished jobs on this pool, by policy key. `progress` is by job key."""
+    """Return the agents of admitted, unfinished jobs on this pool, by policy key. progress: by job key. pool: the pool's name."""
     return _of(pool, documents, progress, lambda known: known.admitted and not known.phase.final)
 
 
@@ -75,7 +75,7 @@ def _of(
 
 
 GRACE_S = 6.0
-"""Seconds that a holder's report must be missing before its lease is free: three report intervals, besides the report's lifetime.
+"""Seconds that a holder's report must be missing before its lease is free: three report intervals, after the report's lifetime.
 
 After an outage of the bus all reports are gone at once; the grace period keeps the leases of running trainers.
 """
@@ -96,7 +96,7 @@ class Absences:
     _since: dict[str, float] = field(default_factory=dict)
 
     def observe(self, holders: Iterable[str], live: Iterable[str], now: float) -> None:
-        """Record one successful read of the reports."""
+        """Record a successful read of the reports. holders: trainers with a lease. live: trainers with a report. now: in seconds."""
         absent = set(holders) - set(live)
         self._since = {holder: self._since.get(holder, now) for holder in absent}
 

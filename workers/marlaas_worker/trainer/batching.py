@@ -12,17 +12,18 @@ from marlaas_worker.trainer.rows import Row, joined
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenTrees:
-    """Which tokens a token attends to, where a row is a tree: to each one whose interval from `enters` to `leaves` has its own number.
+    """Positions of tokens in trees, for rows that are trees: a token attends to itself and its ancestors.
 
-    These are the token itself and its ancestors. Padding attends to itself, so that no softmax is over an empty set.
+    These are the tokens u with enters[u] <= enters[t] < leaves[u] for a token t. Padding attends to itself only, so that no softmax is
+    over an empty set.
     """
 
     depths: npt.NDArray[np.int64]
-    """[B, T]"""
+    """[B, T], number of a token's ancestors: its position id."""
     enters: npt.NDArray[np.int32]
-    """[B, T], numbers of all tokens of the micro-batch in a depth-first order."""
+    """[B, T], each token's number in a depth-first order of the micro-batch's tokens."""
     leaves: npt.NDArray[np.int32]
-    """[B, T], the first number that is of none of a token's descendants."""
+    """[B, T], 1 + the largest number of a token and its descendants."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +39,7 @@ class MicroBatch:
     behaviour: npt.NDArray[np.float32]
     """[N], behaviour logprobs."""
     advantages: npt.NDArray[np.float32]
-    """[N]"""
+    """[N], of each generated token."""
     sequences: npt.NDArray[np.int64]
     """[N], the token's segment within the micro-batch; no segment is split."""
     trajectories: npt.NDArray[np.int64]
@@ -46,7 +47,7 @@ class MicroBatch:
     lengths: npt.NDArray[np.int64]
     """[N], as in `Row`."""
     trees: TokenTrees | None = None
-    """None if every row is a chain: a causal decoder lets no token see a later one, and padding comes last."""
+    """None if every row is a chain: then causal attention suffices, because padding comes last."""
 
     @property
     def num_padded_tokens(self) -> int:
@@ -62,8 +63,11 @@ class MicroBatch:
 def pack(pending: Sequence[Row], arriving: Iterable[Row], budget: int) -> tuple[list[list[Row]], list[Row]]:
     """Greedily fill micro-batches of at most `budget` padded tokens, in order; return the full ones, and the rows left over.
 
-    A row longer than the budget forms its own micro-batch. The result does not depend on how the rows are split into
-    arrivals.
+    A row longer than the budget forms its own micro-batch. The result does not depend on how the rows are divided among calls.
+
+    Args:
+        pending: the rows that the call before left over.
+        arriving: the new rows.
     """
     full: list[list[Row]] = []
     open_batch = list(pending)
@@ -109,7 +113,7 @@ def _trees(rows: Sequence[Row], width: int) -> TokenTrees:
 
 
 def _depth_first(parents: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return `enters` and `leaves` of a row, from the index of each token's parent, which comes before it; -1: none."""
+    """Return `enters` and `leaves` of a row. parents: index of each token's parent, which comes before the token; -1 for a root."""
     sizes = [1] * len(parents) + [0]  # of subtrees; the last one is of all
     for place, parent in reversed(list(enumerate(parents))):
         sizes[parent] += sizes[place]

@@ -86,11 +86,11 @@ def measured(
 
 
 class CalibrationFailed(InvalidInput):
-    """Rounding moves the base model's logprobs as far as any adapter does, so the self-test could not detect a wrong engine."""
+    """Rounding moves the base model's logprobs about as far as the self-test's largest adapter, so the test could not detect a wrong engine."""
 
 
 def engine_dtype(pool: PoolDocument) -> str:
-    """Return the dtype in which the pool's engines compute, judged from this machine.
+    """Return the name of the dtype in which the pool's engines compute, if their machines are like this one.
 
     An engine in another dtype finds no calibration, waits for one, and reports that it waits.
     """
@@ -99,7 +99,7 @@ def engine_dtype(pool: PoolDocument) -> str:
 
 
 def calibrate(model: BaseModel, pool: PoolDocument) -> Calibration:
-    """Measure the calibration of a model. Raises CalibrationFailed."""
+    """Measure a pool's calibration with its base model: probes, noise, tolerance and self-test. Raises CalibrationFailed."""
     dtype = engine_dtype(pool)
     ids = write_probes(model).tolist()
     probes, noise = measured(model, None, ids)
@@ -108,7 +108,7 @@ def calibrate(model: BaseModel, pool: PoolDocument) -> Calibration:
         test = _self_test(model, _drawn(model, pool.spec.max_rank, size), dtype, ids)
         judged = slice(num_sufficient(dtype))
         shift = mean_gap(joined(test.logprobs[judged]), joined([probe.logprobs for probe in probes[judged]]))
-        # An engine within both tolerances then shifts by LEAST_SHIFT.
+        # Even an engine that is off by both tolerances then shifts by LEAST_SHIFT tolerances.
         needed = (LEAST_SHIFT + 1) * tolerance + test.tolerance
         if shift >= needed:
             break
@@ -132,7 +132,7 @@ async def publish(context: RoleContext, calibration: Calibration) -> None:
 
 
 def _drawn(model: BaseModel, rank: int, size: float) -> SelfTestSpec:
-    """Describe an adapter whose output is about `size` times that of each layer that carries it; expectations are empty."""
+    """Describe a random adapter whose output is about `size` times the output of each adapted layer; the expected results are empty."""
     layers: Mapping[str, tuple[int, int, float]] = model.layer_shapes()
     return SelfTestSpec(
         seed=_SEED,
@@ -148,7 +148,7 @@ def _drawn(model: BaseModel, rank: int, size: float) -> SelfTestSpec:
 
 
 def _self_test(model: BaseModel, drawn: SelfTestSpec, dtype: str, ids: list[list[int]]) -> SelfTestSpec:
-    """Return the description with its expectations: digest, logprobs, tolerance."""
+    """Return `drawn` with the expected results: digest, logprobs and tolerance. ids: ids of the probes."""
     tensors, config = draw_adapter(drawn, dtype)
     targets = sorted({name.rsplit(".", 1)[-1] for name in drawn.layers})
     adapter = model.attach(config.rank, config.alpha, targets)

@@ -1,8 +1,8 @@
 """Bind and commit: the two compare-and-sets of an agent's policy key.
 
-A commit writes blobs under content names, sets the key, and then the caller acks the groups. If the process exits
-before the set, the old version stays current; the blobs are written again under the same names, or never read. After
-the set, the manifest lists the consumed groups.
+A commit writes blobs under content names and sets the key; then the caller acks the groups. If the process exits before
+the set, the old version stays current; the blobs are written again under the same names, or never read. After the set,
+the record names the finished step, so the next trainer skips the step's groups.
 """
 
 import contextlib
@@ -33,8 +33,10 @@ class AgentLease:
 class StepResult:
     """The step that produced a version.
 
-    step: number of the optimizer step; -1 for version 0. consumed: names of the trained groups, by position. train_s:
-    see `PolicyRecord`.
+    Attributes:
+        step: number of the optimizer step; -1 for version 0.
+        consumed: names of the trained groups, by position.
+        metrics, train_s: see `Manifest`.
     """
 
     version: int
@@ -46,7 +48,14 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VersionContents:
-    """Contents of a version, ready to be written. files: the adapter's files by name. digests: see `adapters.tensor_digests`."""
+    """Contents of a version, ready to be written.
+
+    Attributes:
+        files: the adapter's files by name.
+        state: the serialised training state.
+        digests: see `adapters.tensor_digests`.
+        probes, probe_tolerance: see `Manifest`.
+    """
 
     result: StepResult
     rank: int
@@ -58,7 +67,11 @@ class VersionContents:
 
 
 class PolicyKey:
-    """One agent's key in the bucket `policy`, for the trainer that holds or wants its lease."""
+    """One agent's key in the bucket `policy`, for the trainer that holds or wants the agent's lease.
+
+    Args:
+        retry_s: pause before a call that failed is repeated.
+    """
 
     def __init__(self, context: RoleContext, bucket: Bucket, assignment: Assignment, retry_s: float) -> None:
         self._context = context
@@ -67,7 +80,10 @@ class PolicyKey:
         self._retry_s = retry_s
 
     async def bind(self, current: PolicyEntry | None) -> AgentLease:
-        """Take the lease by a compare-and-set on `current`. Raises Overtaken if another trainer wrote the key first, and Unreadable."""
+        """Take the lease by a compare-and-set on `current`, the key as last read (None: it does not exist).
+
+        Raises Overtaken if another trainer wrote the key first, and Unreadable if the current record cannot be parsed.
+        """
         record = None if current is None else current.record
         if (
             record is None and current is not None and current.entry.data
@@ -105,23 +121,23 @@ class PolicyKey:
         return committed
 
     async def skip(self, lease: AgentLease, step: UntrainedStep) -> AgentLease:
-        """Record that a step is finished without a version, and return the lease at its new revision. Raises Overtaken."""
+        """Record that a step is finished but made no version, and return the lease at its new revision. Raises Overtaken."""
         training = self._assignment.document.spec.training
-        # The orchestrator has recorded earlier ones: it keeps at most so many groups, each step of which has one.
+        # Older ones are left out, because the orchestrator has recorded them: at most this many groups are open, at least one a step.
         oldest = step.step - (training.max_staleness + 1) * training.groups_per_step
         kept = tuple(one for one in lease.record.untrained if one.step >= oldest)
         update = {"step": step.step, "untrained": (*kept, step)}
         return await self._set(lease.record.model_copy(update=update), lease.revision)
 
     def _stored(self, before: PolicyRecord, manifest: Manifest, ref: BlobRef) -> dict[str, object]:
-        """Return the fields of the record that count the stored bytes. ref: of the manifest."""
+        """Return the fields of the new record that count stored bytes. before: the last record. ref: reference of the manifest."""
         added = ref.size_bytes + sum(file.size_bytes for file in manifest.files.values())
         states = (*before.state_bytes, manifest.state.size_bytes if manifest.state else 0)
         kept = states[-self._assignment.document.spec.checkpoint.keep :]
         return {"adapter_bytes": before.adapter_bytes + added, "state_bytes": kept}
 
     async def tidy(self, record: PolicyRecord) -> None:
-        """Delete blobs to which no version refers: of repeated commits of the newest version, and states that are no longer kept.
+        """Delete the blobs of repeated commits of the record's version, and the training state that `checkpoint.keep` no longer covers.
 
         Safe without the lease: the manifest of a committed version never changes. Blobs of a later version whose commit was never
         finished are deleted with the job.

@@ -10,8 +10,8 @@ Computation is bitwise reproducible on any number of threads, which strict mode 
   `training.deterministic` forbids them: torch then takes kernels of a fixed order, or raises an error if an operation has none.
 - cuBLAS may choose another kernel for each stream, unless it has a fixed workspace.
 
-Of products in 16 bits, cuBLAS may sum parts that it has rounded to 16 bits; that is off. TF32 rounds the factors of a float32 product to
-10 bits; it is off, as in vLLM, unless vLLM's own variable allows it.
+For products in 16 bits, cuBLAS may round partial sums to 16 bits before it adds them; that is off. TF32 rounds the factors of a float32
+product to 10 bits; it is off, as in vLLM, unless VLLM_FLOAT32_MATMUL_PRECISION allows it.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from marlaas_worker.trainer.compute_queue import QUANTUM_S, ComputeAccount, Comp
 def compute_reproducibly(device: torch.device) -> None:
     """Configure this process and thread before the first computation, since MKL and cuBLAS read their settings once.
 
-    Keeps values that the user has set. Deterministic kernels are the choice of each job: see `deterministic`.
+    Keeps environment variables that the user has set. Deterministic kernels are the choice of each job: see `deterministic`.
     """
     ask_for_the_same_bits()
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # nothing here reads fresh memory
@@ -52,9 +52,9 @@ class NoDeterministicKernel(Permanent):
 
 @contextlib.contextmanager
 def deterministic(is_on: bool) -> Iterator[None]:
-    """Within the context, let torch use deterministic kernels only, or the fastest ones.
+    """Within the context, let torch use deterministic kernels only (`is_on`), or the fastest ones.
 
-    The setting is the process's, which takes microseconds to change. It covers backward passes on threads of autograd.
+    The setting is of the whole process, so it covers backward passes on autograd's threads. Changing it takes microseconds.
 
     Raises:
         NoDeterministicKernel: an operation has none.
@@ -80,7 +80,7 @@ NOBODY = ComputeAccount()
 
 
 class Compute:
-    """A dedicated compute thread, shared fairly.
+    """The compute thread, which the agents share fairly.
 
     The event loop stays free and keeps leases alive, however long a pass takes.
 
@@ -101,7 +101,7 @@ class Compute:
     async def run(self, work: Callable[[], T], account: ComputeAccount = NOBODY, num_tokens: int = 0) -> T:
         """Run `work` on the thread. Cancellation waits until the work has ended, because torch cannot be interrupted.
 
-        num_tokens: padded tokens of a micro-batch, from which its time is estimated; 0 for other work.
+        account: charged with the seconds. num_tokens: padded tokens of a micro-batch, from which its time is estimated; 0 for other work.
 
         Raises:
             OutOfMemory: the device has no memory for the work.
@@ -147,7 +147,7 @@ class Compute:
 
     def _grant(self) -> None:
         while not self._is_busy and (ticket := self.queue.next()) is not None:
-            if ticket.item[2].cancelled():  # its task has not run since
+            if ticket.item[2].cancelled():  # the task that waited was cancelled, and has not run since
                 self.queue.settle(ticket, 0.0)
             else:
                 self._is_busy = True

@@ -17,11 +17,11 @@ from marlaas_worker.fair_queue import FairQueue, Path, Ticket
 
 QUANTUM_S = 0.25
 CREDIT_S = 60.0
-"""Credit of all tenants together, for the time in which they wait for the groups of a step. Longer than one step of most jobs
-computes; an agent whose groups hang for hours cannot have the thread for long afterwards.
+"""Most seconds of credit that all tenants together keep while they wait for groups. More than one step of most jobs computes, and so
+little that an agent whose groups hang for hours does not have the thread for long afterwards.
 """
 _NEWEST = 0.1
-"""Weight of the newest measurement in the estimates."""
+"""Weight of the newest measurement in the moving averages of `_Estimate`."""
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class ComputeAccount:
     agent: str = ""
     """The agent's policy key."""
     busy_s: float = 0.0
-    """Seconds of its work so far."""
+    """Seconds of the agent's work so far."""
 
     @property
     def path(self) -> Path:
@@ -46,7 +46,7 @@ class ComputeAccount:
 
 @dataclass(slots=True)
 class _Estimate:
-    """Recent average of seconds, per token or per piece of work."""
+    """Exponential moving average of seconds, per token or per piece of work."""
 
     seconds: float
 
@@ -55,7 +55,7 @@ class _Estimate:
 
 
 class ComputeQueue(Generic[T]):
-    """The queue. Every ticket that `next` returns must be ended by `settle`, and every other one by `withdraw`."""
+    """Queue of work, each with an item of the caller (T). End every ticket that `next` returns by `settle`, and every other by `withdraw`."""
 
     def __init__(self, quantum_s: float = QUANTUM_S) -> None:
         self._quantum_s = quantum_s
@@ -64,26 +64,26 @@ class ComputeQueue(Generic[T]):
         self._by_agent: dict[str, list[Ticket[tuple[ComputeAccount, int, T]]]] = {}
         self._holding: set[ComputeAccount] = set()
         self._resident = ""
-        """The agent that has the turn, by policy key."""
+        """Policy key of the agent that has the turn."""
         self._resident_s = 0.0
         self._per_token = _Estimate(1e-4)
         self._per_work = _Estimate(1e-2)
 
     def set_weights(self, weights: Mapping[str, float]) -> None:
-        """Set the weights of all tenants for later work; a tenant without one has 1, once it is idle.
+        """Set the weights of all tenants for later work. A tenant that is left out keeps its weight until it is idle, and then has 1.
 
-        Instead of a weight that is not positive and finite, the last valid one stays.
+        A weight that is not positive and finite is ignored: the tenant keeps its last valid one.
         """
         valid = {tenant: weight for tenant, weight in weights.items() if weight > 0 and math.isfinite(weight)}
         known = self._weights | valid
         self._weights = {tenant: known[tenant] for tenant in weights if tenant in known}
 
     def usage(self, tenant: str) -> float:
-        """Return a tenant's seconds divided by its weight, as far as the queue remembers them."""
+        """Return a tenant's usage: seconds of work divided by its weight, lifted after idle times (`fair_queue`)."""
         return self._queue.usage(tenant)
 
     def hold(self, account: ComputeAccount, has_groups: bool) -> None:
-        """Note whether an agent has groups that are not committed yet. May be repeated."""
+        """Record whether an agent has groups that are not committed yet, and so keeps its credit while it waits. May be repeated."""
         if has_groups and account not in self._holding:
             self._holding.add(account)
             self._queue.open(account.path, self._weights.get(account.tenant))
@@ -92,7 +92,7 @@ class ComputeQueue(Generic[T]):
             self._queue.close(account.path)
 
     def push(self, account: ComputeAccount, item: T, num_tokens: int = 0) -> Ticket[tuple[ComputeAccount, int, T]]:
-        """Queue work of so many tokens; 0: work whose time does not depend on tokens."""
+        """Queue work, and return its ticket, which carries `item`. num_tokens: of the work; 0 if its time does not depend on tokens."""
         cost = num_tokens * self._per_token.seconds if num_tokens else self._per_work.seconds
         weight = self._weights.get(account.tenant)
         ticket = self._queue.push(account.path, (account, num_tokens, item), cost=cost, weight=weight)
@@ -100,7 +100,7 @@ class ComputeQueue(Generic[T]):
         return ticket
 
     def next(self) -> Ticket[tuple[ComputeAccount, int, T]] | None:
-        """Return the work that is next; None if none waits."""
+        """Take the work that runs next from the queue, and return its ticket; None if no work waits."""
         waiting = self._by_agent.get(self._resident)
         if waiting and self._resident_s < self._quantum_s:
             return self._taken(self._queue.take(waiting[0]))
@@ -111,7 +111,7 @@ class ComputeQueue(Generic[T]):
         return self._taken(ticket)
 
     def settle(self, ticket: Ticket[tuple[ComputeAccount, int, T]], seconds: float) -> None:
-        """End work that took so many seconds; 0 if it was not done."""
+        """End work that `next` returned, and charge the seconds that it took; 0 if it did not run."""
         account, num_tokens, _ = ticket.item
         self._queue.settle(ticket, seconds)
         if account.agent == self._resident:
@@ -122,7 +122,7 @@ class ComputeQueue(Generic[T]):
             self._per_work.learn(seconds)
 
     def withdraw(self, ticket: Ticket[tuple[ComputeAccount, int, T]]) -> None:
-        """Remove work that still waits."""
+        """Remove work that still waits from the queue; it is charged nothing."""
         self._queue.remove(ticket)
         self._taken(ticket)
 

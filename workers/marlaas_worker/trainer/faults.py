@@ -13,14 +13,16 @@ from marlaas_worker.device_errors import OutOfMemory
 
 @dataclass(frozen=True, slots=True)
 class AgentFault:
-    """Why an agent is not trained until a time."""
+    """A failure of an agent's training, after which this trainer does not train the agent for a while."""
 
     version: int
-    """Its committed version at the fault."""
+    """The agent's committed version at the fault."""
     until: float
+    """Unix seconds at which the trainer may train the agent again."""
     reason: str
-    """The reason of the event."""
+    """Reason of the event."""
     text: str
+    """What happened and what to do, for the event and the report."""
 
     @property
     def is_the_jobs(self) -> bool:
@@ -29,12 +31,12 @@ class AgentFault:
 
 
 def text_of(error: Exception) -> str:
-    """Return an error's text; other errors than ours are named by their type too."""
+    """Return an error's text, after its type's name if it is no MarlaasError."""
     return str(error) if isinstance(error, MarlaasError) else f"{type(error).__name__}: {error}"
 
 
 def reason_of(error: Exception, num_others: int) -> tuple[str, str]:
-    """Return the reason and the text of an error that ended an agent's training. num_others: other agents on this trainer."""
+    """Return an event's reason and text for an error that ended an agent's training. num_others: other agents on this trainer."""
     if isinstance(error, OutOfMemory):
         return _lack_of_memory(error, num_others)
     if isinstance(error, BusRefused):

@@ -1,4 +1,4 @@
-"""Logprobs and entropies of tokens from hidden states, without holding the logits of all tokens in memory; also in float32.
+"""Logprobs and entropies of tokens from hidden states, without holding the logits of all tokens in memory; also in float32, for calibration.
 
 A 16-bit base model runs in float32 one decoder layer at a time, to measure its rounding without a second model in
 memory. A layer's weights are converted to float32 before it computes, and the 16-bit originals are restored
@@ -56,7 +56,7 @@ def token_logprobs_and_entropies(
 
 
 def chunk_rows(vocab_size: int, device: torch.device) -> int:
-    """Return the number of tokens that go through the head at once."""
+    """Return the number of tokens (rows of a chunk) that go through the head at once."""
     return max(LEAST_ROWS, CHUNK_BYTES.get(device.type, CHUNK_BYTES["cuda"]) // (4 * vocab_size))
 
 

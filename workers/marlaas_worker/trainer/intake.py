@@ -24,6 +24,8 @@ class LogInvalid(Permanent):
 
 @dataclass(slots=True)
 class _Step:
+    """An uncommitted step: its messages so far, and the number of its groups that are taken. base_version, follows: see `GroupReady`."""
+
     base_version: int
     follows: int | None
     groups: dict[int, GroupReady] = field(default_factory=dict)
@@ -32,7 +34,12 @@ class _Step:
 
 
 class StepInbox:
-    """Messages of the steps after the committed step. Adding the same message again has no effect."""
+    """Messages of the steps after the committed step. Adding the same message again has no effect.
+
+    Attributes:
+        committed_step: the last finished step; -1: none.
+        version: the agent's policy version after that step.
+    """
 
     def __init__(self, committed_step: int, version: int) -> None:
         self.committed_step = committed_step
@@ -45,7 +52,7 @@ class StepInbox:
 
     @property
     def is_within_step(self) -> bool:
-        """Whether groups of an uncommitted step are taken."""
+        """Whether some groups of the current step are taken."""
         step = self._current()
         return step is not None and step.num_taken > 0
 
@@ -68,21 +75,27 @@ class StepInbox:
 
     @property
     def has_gap(self) -> bool:
-        """Whether the first step is trained after one that is not committed: messages of that step have not arrived."""
+        """Whether a step is missing: the first step here must be trained after an uncommitted step whose messages have not arrived."""
         step = self._first()
         if step is None or step.follows is None:
             return step is not None and step.base_version > self.version
         return step.follows > self.committed_step
 
     def check_replayed(self, message: GroupReady | AgentClosed) -> None:
-        """Raise LogInvalid if a message of a replay, added last, is behind a gap: all messages before it were added."""
+        """Check a message of a replay, right after `add`: no earlier step may be missing.
+
+        A replay is in order, so messages of a missing step would have come before. (A consumer's messages may be out of order.)
+
+        Raises:
+            LogInvalid: an uncommitted step that must be trained before the message's step is missing.
+        """
         if self.has_gap and not self.is_committed(message):
             self._check_base(message)
 
     def next_group(self) -> GroupReady | None:
         """Return the group at the current step's next position, or None if it has not arrived.
 
-        Raises LogInvalid for a wrong version.
+        Raises LogInvalid if the group does not follow the committed step and version, or was sampled by a later version.
         """
         step = self._current()
         group = None if step is None else step.groups.get(step.num_taken)
@@ -96,7 +109,7 @@ class StepInbox:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the current step is closed and all of its groups are here."""
+        """Whether the current step is closed and all of its groups have arrived."""
         step = self._current()
         return step is not None and step.closed is not None and len(step.groups) >= step.closed.num_groups
 
@@ -111,7 +124,7 @@ class StepInbox:
             step.num_taken = 0
 
     def due(self) -> AgentClosed | None:
-        """Return the current step's closing message once all of its groups are taken, else None. Raises LogInvalid."""
+        """Return the current step's closing message once all of its groups are taken, else None. Raises LogInvalid if it contradicts them."""
         step = self._current()
         if step is None or step.closed is None or step.num_taken < step.closed.num_groups:
             return None
@@ -123,7 +136,7 @@ class StepInbox:
         return step.closed
 
     def commit(self, step: int, version: int) -> None:
-        """Record that the step is committed, and drop its messages. version: after it; the same as before if it trained no token."""
+        """Record that the step is committed, and drop its messages. version: after the step; unchanged if it trained no token."""
         self.committed_step = step
         self.version = version
         self._steps = {number: value for number, value in self._steps.items() if number > step}
@@ -162,8 +175,8 @@ FETCH_BATCH = 256
 class Intake:
     """Fills an inbox, and sets the event `changed` after each message.
 
-    The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack, or that were lost on
-    their way with the connection, are in a replay, so they need not be redelivered first.
+    The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack, or that were lost with a
+    connection, are also in a replay, so training need not wait for their redelivery.
     """
 
     def __init__(self, agent: TrainedAgent, inbox: StepInbox, changed: asyncio.Event) -> None:
@@ -172,11 +185,11 @@ class Intake:
         self._inbox = inbox
         self._changed = changed
         self._unacked: list[tuple[int, Delivery]] = []
-        """Deliveries by the number of their step."""
+        """Deliveries that are not acked yet, each after the number of its step."""
         self._renewed_at = 0.0
 
     async def replay(self) -> None:
-        """Read the log up to now. Raises LogInvalid."""
+        """Read the whole log up to now into the inbox. Raises LogInvalid."""
         bus = self._context.bus
         stored = await self._patiently(lambda: bus.replay(subjects.GROUPS, self._assignment.log))
         for each in stored:
@@ -185,7 +198,7 @@ class Intake:
                 self._inbox.check_replayed(message)
 
     async def follow(self) -> None:
-        """Read new messages until cancelled; recreate a consumer that was deleted. Raises LogInvalid, BusRefused."""
+        """Read new messages into the inbox until cancelled; recreate a consumer that was deleted. Raises LogInvalid, BusRefused."""
         while True:
             consumer = await self._patiently(self._consumer)
             try:
@@ -227,8 +240,8 @@ class Intake:
     async def _take(self, stored: Stored) -> GroupReady | AgentClosed | None:
         """Add the agent's part of a message to the inbox and return it.
 
-        None for a message of another job of the same name, for a group that is not trained, for the end of a step without
-        groups, and for issued tasks and evaluations.
+        Return None for a message of another job of the same name, for a group that is not trained, for the end of a step
+        without groups, and for issued tasks and evaluations.
         """
         where = f"message {stored.sequence} of {stored.subject}"
         entry = await wire.unpack(stored.data, self._context.blobs, where)

@@ -1,15 +1,15 @@
-"""RMSNorm, rotary embedding and SwiGLU that keep less for the backward pass, and launch fewer kernels in it, than autograd does.
+"""RMSNorm, rotary embedding and SwiGLU that save less for the backward pass than autograd does, and launch fewer kernels in it.
 
-The forward pass has the same bits as transformers' own code. The backward pass has the derivative of the whole function,
+The forward pass gives the same bits as transformers' own code. The backward pass computes the derivative of the whole function,
 in float32 or wider, from the tensors below; it differs from autograd's by rounding, and adds in a fixed order.
 
-| layer | keeps | autograd keeps besides |
+| layer | saves | autograd saves besides |
 |---|---|---|
 | RMSNorm | its input, a scale per token | the input in float32 |
 | rotary embedding | nothing of a token | nothing of a token |
 | SwiGLU | the outputs of gate and up | their activation; and their product, as input of down |
 
-A layer is replaced only where a test on random numbers has the same bits (`replace_layers`), so other norms, activations and embeddings
+A layer is replaced only where a test on random numbers gives the same bits (`replace_layers`), so other norms, activations and embeddings
 stay as they are.
 """
 
@@ -33,7 +33,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) * up. A layer with an adapter that has it as input makes it again instead of keeping it."""
+    """Return silu(gate) * up. A layer with an adapter that gets the result as input recomputes it in the backward pass instead of saving it."""
     result: Tensor = _Gated.apply(gate, up)  # type: ignore[no-untyped-call]
     return remember(result, Made(_gated, (gate, up)))
 
@@ -41,14 +41,14 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 class Rotary:
     """The rotary embedding of queries and keys, as transformers' `apply_rotary_pos_emb`.
 
-    All layers of a pass get the same sines, whose signed form is kept from layer to layer.
+    All layers of a pass get the same sines, so their signed form is computed once per pass.
     """
 
     def __init__(self) -> None:
         self._sines: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
-        """Return both turned; query and key [B, heads, T, D], cos and sin [B, T, D], of which both halves are the same."""
+        """Return query and key [B, heads, T, D] rotated. cos and sin: [B, T, D]; the two halves of D are equal."""
         if self._sines is None or self._sines[0] is not sin:
             half = sin.shape[-1] // 2
             self._sines = sin, torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
@@ -62,7 +62,7 @@ def _wide(values: Tensor) -> Tensor:
 
 
 def _rounded_product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return left * right, computed in their dtype and then rounded, without a tensor in between."""
+    """Return left * right, computed in their dtype and rounded to `dtype`, without a tensor in between."""
     if left.dtype == dtype:
         return left * right
     return torch.mul(left, right, out=torch.empty_like(left, dtype=dtype))
@@ -78,7 +78,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
-        """With s the scale and g the slope times weight: s (g - hidden s^2 mean(g hidden))."""
+        """Return the gradient of hidden: s (g - hidden s^2 mean(g hidden)), where s is the scale and g the upstream gradient times weight."""
         hidden, weight, scale = ctx.saved_tensors
         wide, slope = _wide(hidden), _wide(upstream[0] * weight)
         shared = (slope * wide).mean(-1, keepdim=True) * scale.square()
@@ -108,7 +108,10 @@ def _swapped(values: Tensor) -> Tensor:
 
 
 class _Turned(torch.autograd.Function):
-    """x cos + swapped(x) signed, where swapped exchanges the halves; the derivative is slope cos + swapped(slope signed)."""
+    """Rotation: x cos + swapped(x) signed, where swapped exchanges the halves of x, and signed is sin with its first half negated.
+
+    The gradient of x is g cos + swapped(g signed), where g is the upstream gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, cos: Tensor, signed: Tensor) -> Tensor:
@@ -123,9 +126,12 @@ class _Turned(torch.autograd.Function):
 
 @torch.no_grad()
 def replace_layers(decoder: nn.Module) -> dict[str, int]:
-    """Replace the decoder's norms, gated MLPs and rotary embeddings that compute the same bits; return the number of each kind.
+    """Replace the forward passes of the decoder's norms, gated MLPs and rotary embeddings where a test gives the same bits.
 
-    Each norm is tested, because its weights decide where rounding matters; of the others, the first one of a class.
+    Each norm is tested, because its weights decide where rounding matters; of the other kinds, the first module of each class.
+
+    Returns:
+        The number of replaced modules by kind: `norm`, `gate`, `rotary`.
     """
     rotary = Rotary()
     found = dict.fromkeys(_KINDS, 0)
@@ -168,9 +174,9 @@ def _is_gated(module: Any) -> bool:
 
 
 def _turns(module: Any) -> bool:
-    """Test the function that the module's forward pass finds by its name, with sines in the weights' dtype and in float32.
+    """Return whether the rotary function that the module's forward pass finds by its name gives the same bits as `Rotary`.
 
-    A function that also turns a part of each head is another one.
+    The test has sines in the weights' dtype and in float32. A function that also accepts sines for a part of each head fails it.
     """
     like = next(module.parameters())
     theirs = type(module).forward.__globals__[_APPLY]
@@ -203,7 +209,7 @@ def _replace_gated(module: Any, _: Rotary) -> None:
 
 
 def _replace_rotary(module: Any, rotary: Rotary) -> None:
-    """Let this module's forward pass, and no other model's, find our function instead."""
+    """Let this module's forward pass, and no other model's, call `rotary` instead of transformers' function."""
     old = type(module).forward
     names = old.__globals__ | {_APPLY: rotary}
     new = FunctionType(old.__code__, names, old.__name__, old.__defaults__, old.__closure__)

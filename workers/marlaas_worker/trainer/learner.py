@@ -46,7 +46,7 @@ from marlaas_worker.trainer.rows import Row
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _OF_SAMPLES = LossSums().metrics().keys() - {"loss", "tokens", "sequences"}
-"""Metrics that compare policies, or are those of sampled tokens."""
+"""Metrics that compare policies or describe sampled tokens, so demonstrations do not have them."""
 _HELD_OUT = ("tokens", "loss", "best")
 _MAX_LOSS = 700.0
 """Nats whose exponential is a finite float."""
@@ -71,7 +71,10 @@ def loss_config(training: TrainingSettings, max_tokens: int) -> LossConfig:
 
 
 def loss_factor(training: TrainingSettings, num_groups: int) -> float:
-    """Return the factor of an update's loss. num_groups: groups of the agent that train in the update."""
+    """Return the factor of an update's loss: 1, or the share of its groups that train if `flatGroups` is `counted`.
+
+    num_groups: groups of the agent that train in the update.
+    """
     if training.flat_groups == "excluded":
         return 1.0
     return num_groups / max(training.groups_per_update, num_groups)
@@ -94,18 +97,19 @@ class Learner:
         self._initial: dict[str, Tensor] = {}
         self._optimizer = adamw([self._adapter.flat], self._training.optimizer)
         self._sums = LossSums()
-        """Of the micro-batches since the last update."""
+        """Sums of the micro-batches since the last update."""
         self._updated = LossSums()
-        """Of the step's updates so far."""
+        """Sums of the step's updates so far."""
         self._num_best = 0.0
         """Number of the step's demonstrated tokens that were the most probable ones when they were computed."""
         self._held_out = dict.fromkeys(_HELD_OUT, 0.0)
         """Sums over the step's held-out demonstrated tokens."""
         self._norms: list[float] = []
-        """Of the gradients of the step's updates."""
+        """Norms of the gradients of the step's updates."""
         self._work: Counter[str] = Counter()
-        """What the step has computed, by the name of the metric."""
+        """Numbers of micro-batches and tokens that the step has computed, by the name of the metric."""
         self._first: AttachedAdapter | None = None
+        """Copy of the parameters at the step's beginning, if the step needs one."""
         self._has_moved = False
         self.token_budget = self._training.microbatch_tokens
         self._num_skipped = 0
@@ -116,11 +120,11 @@ class Learner:
 
     @property
     def config(self) -> AdapterConfig:
-        """The adapter's rank and alpha."""
+        """Rank, alpha and base model of the adapter."""
         return self._adapter.config
 
     def use(self, training: TrainingSettings) -> None:
-        """Use the settings of a step: the agent's, or those of supervised fine-tuning before it. Call it between steps."""
+        """Use the settings of a step (`Assignment.training_at`). Call it with other settings only between steps."""
         if training != self._training:
             self._training = training
             self._set_loss()
@@ -132,7 +136,7 @@ class Learner:
 
     @property
     def _is_before(self) -> bool:
-        """Whether the present settings are those of supervised fine-tuning before the agent's own."""
+        """Whether the present settings are those of the supervised fine-tuning before the steps with the agent's own."""
         return self._training.algorithm != self._own.algorithm
 
     def _rate(self, number: int) -> float:
@@ -142,14 +146,14 @@ class Learner:
         return learning_rate(self._training.optimizer, number - before, self._training.steps - before)
 
     def _end_sft(self) -> None:
-        """Make the result of supervised fine-tuning the KL reference, unless the job names another, and begin with new moments."""
+        """Make the result of supervised fine-tuning the KL reference, unless the job names another, and drop AdamW's moments."""
         self._optimizer.state.clear()
         kl = self._own.kl
         if kl.reference.path is None or not kl.coefficient:
             self._set_initial(self._adapter.tensors())
 
     def begin(self) -> tuple[str, ...]:
-        """Load the weights of version 0: the zero adapter, or the adapter of initFrom.
+        """Load the weights of version 0 (an adapter without effect, or that of initFrom) and the fixed KL reference.
 
         Return a sentence for each given adapter that names another base model. Raises AdapterInvalid, WeightsMismatch.
         """
@@ -166,7 +170,7 @@ class Learner:
         return tuple(remarks)
 
     def restore(self, weights: Mapping[str, Tensor], state: TrainingState) -> None:
-        """Load a version's weights and training state; a step that has begun is dropped. Raises WeightsMismatch, StateInvalid."""
+        """Load a version's weights and training state, and drop the open step. Raises WeightsMismatch, StateInvalid."""
         self._drop_step()
         self._has_moved = False
         self._optimizer.state.clear()
@@ -231,11 +235,11 @@ class Learner:
     def try_accumulate(
         self, rows: Sequence[Row], proximal: npt.NDArray[np.float32] | None = None
     ) -> npt.NDArray[np.float32] | None:
-        """Call `accumulate`; if the device has no memory for it, drop the gradients so far and return None."""
+        """Call `accumulate`; if the device has no memory for it, drop the whole step so far and return None."""
         return self._try(lambda: self.accumulate(rows, proximal))
 
     def try_measure_held_out(self, rows: Sequence[Row]) -> bool | None:
-        """Add the loss of demonstrations that are not trained to the step's metrics, under the present parameters.
+        """Add the loss of demonstrations that are not trained to the step's metrics, under the present parameters; return True.
 
         If the device has no memory for it, drop the whole step so far and return None.
         """
@@ -252,8 +256,8 @@ class Learner:
     def kl_by_trajectory(self, rows: Sequence[Row], num_trajectories: int) -> npt.NDArray[np.float64]:
         """Return the sum of log(mu / reference) over each trajectory's tokens in these rows, [num_trajectories].
 
-        It is the KL in the reward. mu is the engine's recorded policy: a reward belongs to a sample, so its KL is
-        that of the policy that sampled, whatever version trains on it. The sum is added to the metric `kl`. Raises
+        It is the KL in the reward. mu is the policy that the engine recorded: a reward belongs to a sample, so its KL is
+        that of the policy that sampled, whatever version trains on it. The sums are added to the metric `kl`. Raises
         OutOfMemory.
         """
         batch = collate(rows)
@@ -277,11 +281,11 @@ class Learner:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the parameters are no longer those of the step's beginning, also after a `try_` method failed; `restore` them then."""
+        """Whether the open step has taken an update, so that a restart of the step needs `restore`, also after a `try_` method failed."""
         return self._has_moved
 
     def why_untrained(self, num_filtered: int) -> UntrainedCause | None:
-        """Return why no token of the step counts; None if one does. num_filtered: trajectories that are left out of the step."""
+        """Return why no token of the step counts; None if one does. num_filtered: trajectories that `training.overlong.filter` left out."""
         sums = self._updated + self._sums
         if sums.denominator:
             return None
@@ -325,9 +329,9 @@ class Learner:
         Metrics besides those of the loss:
 
         - updates: number of updates. skipped_update: number of those whose gradient was not finite.
-        - grad_norm: mean norm of their gradients.
+        - grad_norm: mean norm of the updates' finite gradients. learning_rate: of the step.
         - computed_tokens: tokens computed by the model, padding included.
-        - segment_tokens: total length of the segments, which is larger where prefixes are shared.
+        - microbatches: number of micro-batches. segment_tokens: total length of the segments; a shared token counts once per segment.
         - microbatch_tokens: the step's token budget.
 
         Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss), and
@@ -416,9 +420,9 @@ class Learner:
         return {name: tensor.float() for name, tensor in tensors.items()}
 
     def _set_initial(self, weights: dict[str, Tensor]) -> None:
-        """Keep a fixed KL reference, which becomes part of every state.
+        """Keep these weights as the fixed KL reference, which becomes part of every training state.
 
-        The zero adapter equals the base model without adapter, so it needs no reference adapter.
+        Weights without effect are not kept: the reference is then the base model without adapter.
         """
         if weights and has_effect(weights):
             self._initial = weights
@@ -450,7 +454,7 @@ class Learner:
         return None
 
     def _drop_step(self) -> None:
-        """Drop the gradients and figures of the step that has begun."""
+        """Drop the gradients and metrics of the open step."""
         self._adapter.drop_gradients()
         self._sums = LossSums()
         self._updated = LossSums()
@@ -460,7 +464,7 @@ class Learner:
         self._work = Counter()
 
     def _copy_first(self) -> None:
-        """Copy the parameters of the step's beginning, under which its later micro-batches are scored."""
+        """Copy the parameters of the step's beginning, under which the proximal logprobs of later micro-batches are computed."""
         if self._first is None:
             self._first = self._attach()
         with torch.no_grad():

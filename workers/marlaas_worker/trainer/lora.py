@@ -1,19 +1,19 @@
-"""LoRA adapters: their parameters, and a linear layer with its adapter as one operation: PEFT's results with fewer passes over memory.
+"""LoRA adapters: their parameters, and linear layers that apply them with fewer passes over memory than PEFT.
 
 Adapters are not part of the model. Its layers apply the adapter that one shared `ActiveAdapter` names, so switching
 between adapters is one assignment, however many layers and adapters there are. An adapter's weights are views of one
 buffer, as are its gradients: the optimizer and the serialisation need one operation for all of them.
 
 PEFT stores the adapter's output, the scaled output and the sum as separate tensors, and autograd does the same in the
-backward pass. Here the adapter's output is added in place to the layer's output (GEMM with beta 1). Only the input is
-kept for the backward pass, and the layer before holds it anyway; an input that was made from tensors that are kept
-(`Made`) is made again. A zero adapter still changes no bit, because it adds zeros.
+backward pass. Here the adapter's output is added in place to the layer's output (GEMM with beta 1). Of the large tensors,
+only the input is saved for the backward pass, and the layer before saves it anyway; an input that can be recomputed from
+tensors that are saved anyway (`Made`) is recomputed. A zero adapter still changes no bit, because it adds zeros.
 
 On a 16-bit base model an adapter stays float32. The forward pass computes with the values in an engine's slot: A, and
 B times the scaling, in the base's dtype (`adapters.as_held`). It rounds where vLLM does (`lora/ops`): the layer's
 output, the input times A, that times B, and the sum. Gradients pass through the rounding unchanged and are summed in
-float32. PEFT would add the adapter's output in float32, which no engine does. These values are computed once for each
-version of the weights, in a buffer for all layers (`ActiveAdapter`).
+float32. PEFT would add the adapter's output in float32, which no engine does. The values of the slot are computed once after
+each change of the weights, in a buffer for all layers (`ActiveAdapter`).
 
 Each product of a 16-bit model is summed in float32 and rounded once; this holds for tensor cores, AMX and oneDNN. A CPU
 without such instructions multiplies bfloat16 six times slower than float32 (bench/trainer.py). On such a CPU this module
@@ -37,7 +37,7 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def working_dtype(weight: Tensor) -> torch.dtype:
-    """Return the dtype in which to multiply by this weight."""
+    """Return the dtype in which to multiply by this weight: its own, or float32 on a CPU that multiplies in 16 bits slowly."""
     if weight.dtype in HALF and weight.device.type == "cpu" and not _multiplies_bfloat16():
         return torch.float32
     return weight.dtype
@@ -60,7 +60,8 @@ def _multiplies_bfloat16() -> bool:
 class ActiveAdapter:
     """The adapter that a model's layers apply, shared by all of them. adapter: None for the base model alone.
 
-    Of the adapter in use it has a copy in the dtype of the products. A copy that a graph still needs stays with the graph.
+    For a 16-bit model it caches a copy of the active adapter as in an engine's slot (`held`). A copy that an autograd graph needs stays
+    alive with the graph.
     """
 
     def __init__(self) -> None:
@@ -69,7 +70,7 @@ class ActiveAdapter:
         self._copies: dict[str, tuple[Tensor, Tensor]] = {}
 
     def detach(self, adapter: "AttachedAdapter") -> None:
-        """Free the copy of an adapter, which is then not the active one."""
+        """Free the cached copy of an adapter. If the adapter is active, no adapter is active afterwards."""
         if self.adapter is adapter:
             self.adapter = None
         if self._copied is not None and self._copied[0] is adapter:
@@ -78,7 +79,7 @@ class ActiveAdapter:
     def held(self, layer: str, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return A and B of a layer of the active adapter as in an engine's slot, in the dtype in which they are multiplied.
 
-        weight: the layer's own, in 16 bits.
+        layer: name of the layer. weight: the layer's own, in 16 bits.
         """
         adapter = self.adapter
         assert adapter is not None
@@ -99,22 +100,26 @@ def _as_in_slot(adapter: "AttachedAdapter", weight: Tensor) -> dict[str, tuple[T
 
 
 class Made(NamedTuple):
-    """What a layer's input was made from: a function and tensors that are kept for the backward pass anyway."""
+    """How to recompute a layer's input: `make(*parts)`, from tensors that are saved for the backward pass anyway."""
 
     make: Callable[..., Tensor]
     parts: tuple[Tensor, ...]
 
 
 def remember(result: Tensor, made: Made) -> Tensor:
-    """Let the layers that get this very tensor object as input make it again in the backward pass instead of keeping it."""
+    """Attach to a tensor how to recompute it, and return the same tensor.
+
+    A layer with an adapter that gets this tensor object as input saves `made.parts` instead of it, and recomputes it in the backward pass.
+    """
     result.made = made  # type: ignore[attr-defined]
     return result
 
 
 def adapt_layers(model: nn.Module, layers: Mapping[str, nn.Module], active: ActiveAdapter) -> None:
-    """Let these linear layers apply the active adapter, and let frozen 16-bit layers compute faster.
+    """Replace the forward pass of a model's linear layers.
 
-    layers: those that an adapter may target, by name.
+    Those in `layers`, which an adapter may target (by name), then apply the active adapter. All of them compute faster on CPUs that
+    multiply in 16 bits slowly (`working_dtype`).
     """
     for name, layer in layers.items():
         layer.forward = partial(_forward, layer, name, active)
@@ -144,10 +149,17 @@ def _forward(layer: Any, name: str, active: ActiveAdapter, hidden: Tensor) -> Te
 
 
 class _AdaptedLinear(torch.autograd.Function):
-    """Autograd function of a linear layer with an adapter, in one dtype.
+    """Autograd function of a linear layer with an adapter; all tensors have one dtype.
 
-    Inputs: hidden [..., in], weight [out, in] and bias (frozen), down [rank, in], up [out, rank], scaling, None, and
-    what hidden was made from, or None. Output: [..., out].
+    Inputs, in order:
+        hidden: [..., in].
+        weight, bias: [out, in], and [out] or None; frozen.
+        down, up: the adapter's A [rank, in] and B [out, rank].
+        scaling: factor of the adapter's output.
+        held: not used; `_HalfLinear` has the same inputs.
+        made: `Made`, from which hidden is recomputed in the backward pass; None: hidden is saved.
+
+    Output: [..., out].
     """
 
     @staticmethod
@@ -175,8 +187,8 @@ class _AdaptedLinear(torch.autograd.Function):
 class _HalfLinear(torch.autograd.Function):
     """As `_AdaptedLinear`, for hidden, weight and bias in 16 bits.
 
-    down and up are float32, or both None for a layer without adapter. Instead of them, the passes multiply by the
-    input after scaling: `ActiveAdapter.held`.
+    down and up are float32, and only receive gradients. Both passes multiply by held, the pair of A and B from `ActiveAdapter.held`.
+    For a layer without adapter, down, up and held are None.
     """
 
     @staticmethod
@@ -218,7 +230,7 @@ def _to_keep(hidden: Tensor, made: Made | None) -> tuple[Tensor, ...]:
 
 
 def _again(make: Callable[..., Tensor] | None, kept: Sequence[Tensor]) -> Tensor:
-    """Return a layer's input [tokens, in] from what was kept of it."""
+    """Return a layer's input [tokens, in] from the saved tensors: the input itself, or the parts from which `make` recomputes it."""
     hidden = kept[0] if make is None else make(*kept)
     return hidden.reshape(-1, hidden.shape[-1])
 
@@ -235,8 +247,10 @@ class WeightsMismatch(Permanent):
 class AttachedAdapter:
     """An adapter of the base model, float32.
 
-    flat: all weights in one buffer. parameters: its parts, A [rank, in] and B [out, rank], by their names in PEFT's
-    file, in the model's order. layers: the same, as A and B by layer.
+    Attributes:
+        flat: all weights in one buffer.
+        parameters: views of the buffer, A [rank, in] and B [out, rank], by their names in PEFT's file, in the model's order.
+        layers: the same views as pairs (A, B), by the layer's name.
     """
 
     name: str
@@ -254,11 +268,11 @@ class AttachedAdapter:
         }
 
     def pairs(self, flat: Tensor) -> list[Tensor]:
-        """Return A and B of each layer, in their order, as views of a buffer of this adapter's size."""
+        """Return A and B of one layer after the other, as views of a buffer of this adapter's size."""
         return list(self.parts(flat).values())
 
     def collect_gradients(self) -> None:
-        """Let backward passes add to one buffer, `flat.grad`; it begins at zero, and stays until `drop_gradients`."""
+        """Let backward passes add to one buffer, `flat.grad`, which begins at zero. Does nothing if the buffer exists."""
         if self.flat.grad is None:
             self.flat.grad = torch.zeros_like(self.flat)
             for name, part in self.parts(self.flat.grad).items():
@@ -270,7 +284,7 @@ class AttachedAdapter:
             parameter.grad = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return copies of the weights in host memory."""
+        """Return copies of the weights in host memory, by PEFT's names."""
         return self.parts(self.flat.detach().to("cpu", copy=True))
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -288,7 +302,7 @@ class AttachedAdapter:
 def new_adapter(
     name: str, config: AdapterConfig, layers: Mapping[str, nn.Linear], device: torch.device
 ) -> AttachedAdapter:
-    """Return an adapter of these layers with all weights zero."""
+    """Return an adapter of these layers, given by name, with all weights zero."""
     shapes = {}
     for layer, module in layers.items():
         shapes[tensor_name(layer, "A")] = (config.rank, module.in_features)
@@ -302,7 +316,7 @@ def new_adapter(
 
 
 def initial_weights(parameters: Mapping[str, Tensor], seed: int, agent: str) -> dict[str, Tensor]:
-    """Return the weights of version 0: B zero, and A uniform in +-1/sqrt(in), as in PEFT.
+    """Return the weights of version 0 by PEFT's names, as those of `parameters`: B zero, and A uniform in +-1/sqrt(in), as in PEFT.
 
     A depends only on the job's seed, the agent's name and the tensor's name.
     """

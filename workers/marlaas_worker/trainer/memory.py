@@ -3,7 +3,7 @@
 Where the activations of a micro-batch would not fit, some layers keep only their input, or only the input of their MLP.
 The backward pass recomputes the rest by the same kernels on the same numbers (there is no dropout), so the results are
 bitwise equal if the kernels are deterministic, whatever is recomputed. As few layers are recomputed as the memory
-allows; all of them cost about half more time than forward and backward otherwise take. The memory per token is
+allows; with all layers recomputed, forward and backward together take about half longer. The memory per token is
 measured, not estimated from the architecture.
 
 The packing of rows decides the order in which gradients are summed, and in 16 bits another packing moves gradients by
@@ -37,7 +37,7 @@ class RowTooLarge(Permanent):
 
 @contextmanager
 def memory_errors(batch: MicroBatch) -> Iterator[None]:
-    """Raise OutOfMemory, with the micro-batch's size, where the device has no memory for it."""
+    """Within the context, raise OutOfMemory with the micro-batch's size if the device has no memory for it."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -80,9 +80,9 @@ def lowered_budget(budget: int, rows: Sequence[Row]) -> int:
 
 
 class Recomputed(NamedTuple):
-    """Parts of the decoder that a backward pass computes again: the first `layers` layers, and the MLPs of the `mlps` layers after them.
+    """Parts of the decoder that a backward pass recomputes: the first `layers` layers, and the MLPs of the `mlps` layers after them.
 
-    The backward pass ends with the first layers. By then it has freed the later ones, so there is memory for computing a layer again.
+    The backward pass ends with the first layers. By then it has freed the later ones, so there is memory for recomputing a layer.
     """
 
     layers: int = 0
@@ -90,14 +90,14 @@ class Recomputed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of each layer that can be recomputed. saved: bytes that it need not keep then. cost: any unit of time."""
+    """A part of each layer that can be recomputed. saved: bytes of activations that recomputation saves. cost: its time, in any unit."""
 
     saved: float
     cost: float
 
 
 def cheapest(excess: float, layer: Part, mlp: Part, num_layers: int) -> Recomputed:
-    """Return what saves `excess` bytes at the least cost; all layers if nothing does."""
+    """Return the parts whose recomputation saves `excess` bytes at the least cost; all layers if nothing saves that much."""
     best = Recomputed(num_layers), num_layers * layer.cost
     for layers in range(num_layers + 1):
         mlps = math.ceil(max(0.0, excess - layers * layer.saved) / max(1.0, mlp.saved))
@@ -108,17 +108,18 @@ def cheapest(excess: float, layer: Part, mlp: Part, num_layers: int) -> Recomput
 
 
 _ATTENTION_PRICE = 2
-"""Time of a multiplication in attention, in that of one in a large matrix product. On an H200 attention's forward pass has 0.8 of the rate
-of such products, or 0.2 to 0.4 by the kernels that a strict job may use."""
+"""Time of a multiplication in attention relative to one in a large matrix product. On an H200 attention's forward pass has 0.8 of the rate
+of such products, or 0.2 to 0.4 with the kernels that a strict job may use."""
 
 
 class LayerRecompute:
     """Recomputation of the decoder's layers, or of their MLPs, in the backward pass, chosen per forward pass.
 
-    Wraps the `forward` of layers and MLPs, so it comes after everything else that replaces them.
+    Wraps the `forward` of layers and MLPs, so create it after everything else that replaces their `forward`.
 
-    max_bytes: most bytes that activations may take; None never recomputes. bytes_per_token: activation bytes per
-    token without recomputation, 0 until measured.
+    Attributes:
+        max_bytes: most bytes that activations may take; None never recomputes.
+        bytes_per_token: activation bytes per token without recomputation, 0 until measured.
     """
 
     def __init__(self, decoder: nn.Module, max_bytes: int | None) -> None:
@@ -135,9 +136,11 @@ class LayerRecompute:
                 layer.mlp.forward = self._twice(layer.mlp.forward, partial(self._recomputes_mlp, place))
 
     def measure(self, forward: Callable[[], object], num_tokens: int, adapter: Tensor) -> None:
-        """Measure the bytes per token that a forward pass over `num_tokens` tokens keeps for its backward pass, and what recomputation saves.
+        """Measure the bytes per token that a forward pass saves for its backward pass, and how many of them recomputation frees.
 
-        Weights are not counted. adapter: the buffer of those that are not part of the decoder.
+        Args:
+            forward: runs a forward pass over `num_tokens` tokens, and returns its result, which holds the graph.
+            adapter: buffer of the adapter's weights, which are not counted, like the decoder's.
         """
         num_layers = len(self._layers)
         plans = Recomputed(), Recomputed(num_layers), Recomputed(mlps=num_layers)
@@ -147,10 +150,9 @@ class LayerRecompute:
 
     @contextmanager
     def choose(self, num_rows: int, width: int, mask_bytes: int) -> Iterator[None]:
-        """Within the context, recompute as little as keeps the activations within max_bytes.
+        """Within the context, recompute only as much as keeps the activations within max_bytes.
 
-        num_rows, width: of the forward pass's padded rows. mask_bytes: size of its attention mask, which counts towards
-        the limit.
+        num_rows, width: number and padded length of the rows. mask_bytes: size of the attention mask, which counts towards the limit.
         """
         needed = self.bytes_per_token * num_rows * width + mask_bytes
         plan = self._given or Recomputed()
@@ -166,7 +168,7 @@ class LayerRecompute:
 
     @contextmanager
     def always(self, plan: Recomputed | None) -> Iterator[None]:
-        """Within the context, recompute this in each forward pass, and with None what fits; for measurements."""
+        """Within the context, let every forward pass recompute the parts of `plan`; None: as `choose` decides. For measurements."""
         before, self._given = self._given, plan
         try:
             yield
@@ -189,7 +191,10 @@ class LayerRecompute:
         return sum(kept.values())
 
     def _costs(self, width: int) -> tuple[float, float]:
-        """Return the multiplications of a token in a layer and in its MLP, in rows of `width` tokens; of a mixture of experts, as if all computed it."""
+        """Return the multiplications of a token in a layer and in its MLP, in rows of `width` tokens.
+
+        In a mixture of experts they are counted as if all experts computed the token.
+        """
         if not self._layers:
             return 0.0, 0.0
         first = self._layers[0]

@@ -45,15 +45,16 @@ log = logging.getLogger(__name__)
 class BaseModel:
     """A causal language model in Hugging Face format. Adapters are float32, whatever the model's dtype.
 
-    linear_layers: short names of the layers that an adapter may target (`q_proj`): the decoder's linear layers without
-    routers and experts, as the engine's.
-    lean_layers: see `lean_layers.replace_layers`.
-    pairs_per_token: argument of `rows.pack_prefix_tree`; 0 if the architecture cannot share prefixes. With hidden
-    size H, a layer costs about 24 H^2 operations per token, and 4 H per pair of tokens in its attention.
+    Attributes:
+        linear_layers: short names of the layers that an adapter may target (`q_proj`): the decoder's linear layers without
+            routers and experts. An engine adapts the same layers.
+        lean_layers: number of replaced layers by kind (`lean_layers.replace_layers`).
+        pairs_per_token: argument of `rows.pack_prefix_tree`; 0 if the architecture cannot share prefixes. With hidden
+            size H, a layer costs about 24 H^2 operations per token, and 4 H per pair of tokens in its attention.
 
     Args:
         path: folder of the model.
-        device: None: see `devices.uses_gpu`.
+        device: None: a GPU if `devices.uses_gpu`, else the CPU.
         activation_bytes: if a micro-batch's activations need more memory, as many layers as necessary are recomputed
             in the backward pass. The results are bitwise equal (on a GPU within `compute.deterministic(True)`), and a
             step takes up to half longer. None: never recompute.
@@ -61,7 +62,7 @@ class BaseModel:
         hub: the model's repository, which adapters name as their base; None: they have the folder's name.
 
     Raises:
-        ModelUnusable: the folder cannot be read, or the architecture changes its logits after the head.
+        ModelUnusable: the folder cannot be read, or the logits are not the head's product with the decoder's output.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class BaseModel:
         return int(self._head.weight.shape[0])
 
     def attach(self, rank: int, alpha: int, targets: Sequence[str]) -> AttachedAdapter:
-        """Add an adapter with all weights zero; empty `targets` means every linear layer. Raises TargetUnknown."""
+        """Add an adapter with all weights zero. targets: names as in `linear_layers`; empty: all of them. Raises TargetUnknown."""
         wanted = self._resolve(targets)
         layers = {name: layer for name, layer in self._layers.items() if name.rsplit(".", 1)[-1] in wanted}
         name = f"adapter{next(self._numbers)}"
@@ -170,7 +171,7 @@ class BaseModel:
     def logprobs_and_entropies(
         self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return `logprobs`, and the entropies [N] of the distributions from which the tokens are drawn. Raises OutOfMemory."""
+        """Return `logprobs`, and the entropies [N], in nats, of the distributions from which the tokens are drawn. Raises OutOfMemory."""
         with memory_errors(batch), self._recomputing(batch):
             before = self._before(adapter, batch)
             return token_logprobs_and_entropies(before, self._head.weight, self._tensor(batch.targets), temperature)
@@ -178,7 +179,7 @@ class BaseModel:
     def logprobs_and_ranks(
         self, adapter: AttachedAdapter | None, batch: MicroBatch, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return `logprobs`, and whether each token is the most probable one [N]. Raises OutOfMemory."""
+        """Return `logprobs`, and for each token 1.0 if it is the most probable one, else 0.0 [N]. Raises OutOfMemory."""
         with memory_errors(batch), self._recomputing(batch):
             before = self._before(adapter, batch)
             return token_logprobs_and_ranks(before, self._head.weight, self._tensor(batch.targets), temperature)
@@ -231,7 +232,7 @@ class BaseModel:
         return self._hidden(batch).flatten(0, 1).index_select(0, self._tensor(batch.before))
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Return the hidden states [B, T, H]; each token attends to the tokens before it, or to those of the batch's trees."""
+        """Return the hidden states [B, T, H]; each token attends to the tokens before it, or to its ancestors in the batch's trees."""
         attention = {}
         if (trees := batch.trees) is not None:
             attention = {"position_ids": self._tensor(trees.depths), "attention_mask": self._mask(trees)}

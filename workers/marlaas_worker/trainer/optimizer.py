@@ -1,4 +1,4 @@
-"""AdamW, its learning-rate schedule, the limit on steps without a finite gradient, and its state as one blob.
+"""AdamW, its learning-rate schedule, the limit on updates without a finite gradient, and the training state as one blob.
 
 Knows nothing of losses, jobs or the bus. The state holds no random state: nothing is drawn after the weights of
 version 0, which depend on the job's seed.
@@ -19,11 +19,11 @@ from marlaas_api.messages.training_settings import OptimizerSettings
 from marlaas_worker.tensor_file import write_tensors
 
 MAX_SKIPPED = 3
-"""Consecutive steps without a finite gradient at which the agent fails: one is skipped, this many mean that training diverges."""
+"""Consecutive updates without a finite gradient at which the agent fails: fewer are skipped, this many mean that training diverges."""
 
 
 class GradientInvalid(Permanent):
-    """The gradients of too many consecutive steps are not finite."""
+    """The gradients of too many consecutive updates are not finite."""
 
 
 def learning_rate(optimizer: OptimizerSettings, step: int, num_steps: int) -> float:
@@ -61,13 +61,14 @@ def adamw(parameters: Iterable[nn.Parameter], spec: OptimizerSettings) -> torch.
 def update(
     optimizer: torch.optim.AdamW, denominator: float, rate: float, max_norm: float, views: Iterable[nn.Parameter] = ()
 ) -> float:
-    """Divide the summed gradients by the step's denominator, clip them and step; return their norm before clipping.
+    """Divide the summed gradients by the denominator, clip them and take an update; return their norm before clipping.
 
     If the norm is not finite, weights and moments are unchanged, because a NaN in a moment would persist.
 
     Args:
-        views: parameters whose gradients are the parts of the optimizer's single one. The norm is that of their norms,
-            so that it has the same bits as with one parameter per matrix.
+        denominator: of the update (`losses`). rate: learning rate. max_norm: largest norm after clipping.
+        views: parameters whose gradients are views of the optimizer's single gradient. The norm is computed from their
+            norms, so that it has the same bits as with one parameter per matrix.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter in parameters:
@@ -100,16 +101,19 @@ class TrainingState:
     step: int = -1
     """The step that produced the version; -1 for version 0."""
     consumed: tuple[str, ...] = ()
-    """That step's groups, by position."""
+    """Names of that step's groups, by position."""
     num_updates: int = 0
+    """AdamW's step count."""
     first_moments: Mapping[str, Tensor] = field(default_factory=dict)
     second_moments: Mapping[str, Tensor] = field(default_factory=dict)
     initial: Mapping[str, Tensor] = field(default_factory=dict)
-    """Weights of the fixed KL reference (version 0, or the adapter that the job names); empty if it is the zero adapter."""
+    """Weights of the fixed KL reference: version 0, the result of supervised fine-tuning, or the adapter that the job names. Empty if they
+    have no effect.
+    """
     token_budget: int = 0
     """Token budget of later micro-batches; 0: the job's `microbatchTokens`."""
     num_skipped: int = 0
-    """Consecutive steps without a finite gradient, up to and including this one."""
+    """Consecutive updates without a finite gradient, up to and including the step's last one."""
 
 
 def write_state(state: TrainingState) -> bytes:

@@ -2,7 +2,7 @@
 
 Each trainer reports, for every agent that it has or had, the seconds of computation and the seconds for which the agent
 was bound; both count half after ten minutes. So the cost of an agent that moves does not change: the sums over all
-trainers stay the same. Steps may take minutes, and a shorter time would see an agent as idle between two of them.
+trainers stay the same. Steps may take minutes; with a shorter half-life an agent would seem idle between two steps.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 HALF_LIFE_S = 600.0
 PRIOR_S = 60.0
-"""Seconds for which an agent counts as the mean of all agents, in addition to what was measured: new agents are unknown."""
+"""Seconds at the mean cost of all agents that are added to an agent's measured ones, because a new agent has no measurements."""
 MIN_PART = 0.1
-"""Least cost of an agent, as a part of the mean: it may become busy at any time."""
+"""Least cost of an agent, as a fraction of the mean cost: an idle agent may become busy at any time."""
 
 Work = Mapping[str, tuple[float, float]]
-"""Recent seconds of computation, and for which the agent was bound, by policy key."""
+"""By policy key: recent seconds of the agent's computation, and recent seconds for which the agent was bound."""
 
 
 @dataclass(slots=True)
 class RecentWork:
-    """The recent work of one agent on one trainer. The caller passes the clock, in seconds."""
+    """Recent seconds of computation, and of being bound, of one agent on one trainer. The caller passes the clock, in seconds."""
 
     at: float
     """Time of the last call, or of the creation."""
@@ -31,7 +31,7 @@ class RecentWork:
     def advance(self, total_s: float, is_bound: bool, now: float) -> tuple[float, float]:
         """Count the time since the last call; return the recent seconds of computation, and for which the agent was bound.
 
-        total_s: seconds of computation since the trainer's start. is_bound: whether the agent is bound now.
+        total_s: seconds of the agent's computation since the trainer's start. is_bound: whether the agent is bound now.
         """
         elapsed_s = now - self.at
         remaining = 0.5 ** (elapsed_s / HALF_LIFE_S)
@@ -43,9 +43,10 @@ class RecentWork:
 
 
 def recent_costs(agents: Collection[str], reported: Iterable[Work]) -> dict[str, float]:
-    """Return the cost of each agent, by policy key: seconds of computation per second; 1 for all if nothing was computed.
+    """Return the cost of each agent, by policy key: seconds of computation per second of being bound; 1 for all if nothing was computed.
 
     Args:
+        agents: policy keys.
         reported: the work that each trainer reports.
     """
     busy = dict.fromkeys(agents, 0.0)

@@ -1,4 +1,4 @@
-"""An agent's place in the trainer's memory: its learner exists while it has one."""
+"""An agent's learner, which exists only while the agent has room in the trainer's memory (`room`)."""
 
 import asyncio
 from functools import partial
@@ -14,9 +14,9 @@ from marlaas_worker.trainer.versions import CachedVersion, PastVersions, read_ma
 
 
 class Residence:
-    """Asks for room, makes the learner, restores it, and closes it.
+    """Asks for an agent's room, creates the learner there, restores it, and closes it. An agent with a learner is *here*.
 
-    changed: set when the agent may enter, or has to leave.
+    changed: event that is set when the agent may enter, or has to leave.
     """
 
     def __init__(self, agent: TrainedAgent, changed: asyncio.Event) -> None:
@@ -40,16 +40,16 @@ class Residence:
         return self._made[-1]
 
     def enters(self, is_due: bool) -> bool:
-        """Return whether there is room; if not, `changed` is set when there may be. is_due: see `room`."""
+        """Return whether the agent has room now; if not, ask again once `changed` is set. is_due: as in `room`."""
         return self._shared.room.enter(self._assignment.policy_key, self._need(), is_due, self._changed.set)
 
     def claim_all(self) -> bool:
-        """Need the whole room at the next entry; return False, and need what the agent needs, if it is alone already."""
+        """Require the whole room at the next entry if it is shared now, else only the agent's own memory; return whether it is shared."""
         self._wants_all = self._shared.room.is_shared
         return self._wants_all
 
     def share_again(self) -> None:
-        """Need no more than the agent needs at the next entry."""
+        """Require only the agent's own memory at the next entry."""
         self._wants_all = False
 
     def _need(self) -> int:
@@ -62,16 +62,16 @@ class Residence:
         return trained_bytes(agent.adapter.rank, spec.num_copies(agent), bytes_per_rank)
 
     def must_leave(self, inbox: StepInbox) -> bool:
-        """Return whether the agent has to leave the trainer's memory, because another one waits. inbox: its steps that are left to train. Raises LogInvalid."""
+        """Return whether the agent has to leave the trainer's memory for another one. inbox: the agent's open steps. Raises LogInvalid."""
         return self._shared.room.pause(self._assignment.policy_key, pause_of(inbox))
 
     async def make_learner(self) -> Learner:
-        """Make the learner of an agent that has entered."""
+        """Create and return the learner of an agent that has entered."""
         await self._agent.compute(lambda: self._made.append(Learner(self._shared.model, self._assignment)))
         return self._made[-1]
 
     async def restore(self, manifest: BlobRef) -> None:
-        """Make the learner, with a version's weights and training state.
+        """Create the learner, and load a version's weights and training state. manifest: the version's.
 
         Raises:
             StateInvalid, WeightsMismatch and other Permanent errors: the version cannot be restored.
@@ -89,7 +89,7 @@ class Residence:
         await self._agent.compute(lambda: learner.restore(version.weights, version.state))
 
     async def move_reference(self, record: PolicyRecord) -> None:
-        """Load the KL reference of the next step, if it follows the policy. record: the committed version.
+        """Load the KL reference of the next step, if it moves with the policy (`versionsBehind`). record: of the committed version.
 
         The weights come from the blob store, so that a restart finds the same reference.
         """
@@ -114,7 +114,7 @@ class Residence:
         return await self._agent.patiently(read)
 
     async def leave(self) -> None:
-        """Close the learner, also one whose making was cancelled, and free the room. May be repeated."""
+        """Close the learner, also one whose creation was cancelled, and free the room. May be repeated."""
         for learner in self._made:
             await self._agent.compute(learner.close)
         self._made.clear()
@@ -123,7 +123,7 @@ class Residence:
 
 
 def pause_of(inbox: StepInbox) -> Pause:
-    """Return what an agent with this inbox does next. Raises LogInvalid."""
+    """Return the state of an agent with this inbox, for `AgentRoom.pause`. Raises LogInvalid."""
     has_work = inbox.next_group() is not None or inbox.due() is not None
     if inbox.is_within_step:
         return Pause.BUSY if has_work else Pause.WITHIN_STEP

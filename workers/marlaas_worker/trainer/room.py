@@ -22,7 +22,7 @@ QUANTUM_S = 1.0
 
 
 class Pause(Enum):
-    """What an agent that is here does."""
+    """What an agent that has room does next."""
 
     BETWEEN_STEPS = auto()
     """It has no work."""
@@ -31,6 +31,7 @@ class Pause(Enum):
     WITHIN_STEP = auto()
     """It waits for groups of a step that it has begun."""
     BUSY = auto()
+    """It computes within a step."""
 
 
 _LAST = (Pause.BETWEEN_STEPS, Pause.AFTER_STEP, Pause.WITHIN_STEP)
@@ -38,6 +39,8 @@ _LAST = (Pause.BETWEEN_STEPS, Pause.AFTER_STEP, Pause.WITHIN_STEP)
 
 @dataclass(slots=True, eq=False)
 class _Here:
+    """An agent that has had room for `need` bytes since `since`. is_asked: it was asked to leave."""
+
     need: int
     since: float
     wake: Callable[[], None]
@@ -47,6 +50,8 @@ class _Here:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
+    """An agent that waits for room for `need` bytes."""
+
     need: int
     wake: Callable[[], None]
     is_due: bool = False
@@ -56,7 +61,7 @@ class _Waiting:
 class AgentRoom:
     """The trainer's memory for agents.
 
-    size: bytes; 0 if unknown, then all agents fit.
+    size: bytes; 0 if unknown, then all agents fit. now: returns the time in seconds.
     """
 
     size: int = 0
@@ -65,9 +70,13 @@ class AgentRoom:
     _waiting: dict[str, _Waiting] = field(default_factory=dict)
 
     def enter(self, agent: str, need: int, is_due: bool, wake: Callable[[], None]) -> bool:
-        """Return whether the agent has room now; else it waits, is woken, and asks again. One larger than the room needs all of it.
+        """Give an agent room if it is next and fits; return whether it has room. If not, it waits: call again after `wake`.
 
-        need: bytes. wake: is called when it can enter, and later when it is to leave.
+        Args:
+            agent: its policy key.
+            need: bytes; an agent that needs more than the whole room gets all of it.
+            is_due: whether its step is closed and all groups of the step have arrived.
+            wake: called when the agent can enter, and later when it has to leave.
         """
         if agent in self._here:
             return True
@@ -81,7 +90,7 @@ class AgentRoom:
         return enters
 
     def pause(self, agent: str, pause: Pause) -> bool:
-        """Note what an agent here does before it computes or waits; return whether it has to leave now."""
+        """Record what an agent with room does next, before it computes or waits; return whether it has to leave now."""
         here = self._here[agent]
         here.pause = pause
         self._serve()
@@ -90,14 +99,14 @@ class AgentRoom:
         return here.is_asked
 
     def leave(self, agent: str) -> None:
-        """Free the room of an agent, or withdraw it if it waits. May be repeated."""
+        """Free the room of an agent; an agent that waits no longer waits. May be repeated."""
         self._waiting.pop(agent, None)
         self._here.pop(agent, None)
         self._serve()
 
     @property
     def is_shared(self) -> bool:
-        """Whether several agents are here, and would leave for one that needs the whole room."""
+        """Whether several agents have room, and would leave for an agent that needs the whole room."""
         return self.size > 0 and len(self._here) > 1
 
     def _free(self) -> int:

@@ -1,9 +1,9 @@
 """Packs segments into rows, purely; a prefix that segments of a group share is computed once.
 
 The trajectories of a group share their prompt, and the branches of a conversation share their past. A row is
-therefore a tree of tokens, parents first, in which a token attends only to its ancestors. Its hidden state is the
-same as in a row of its own, and every generated token is predicted from the token before it in its own segment. (The
-idea of Prefix Grouper, arXiv 2506.05433, for any tree.)
+therefore a tree of tokens, parents first, in which a token attends only to itself and its ancestors. A token's hidden state
+is the same as in a row of its segment alone, and every generated token is predicted from the token before it in its own
+segment. (The idea of Prefix Grouper, arXiv 2506.05433, for any tree.)
 
 Sharing saves work in the rest of the network but costs attention, which is computed between all pairs of a tree's
 tokens. So a segment joins a tree only where that reduces the total cost.
@@ -30,9 +30,9 @@ class Segment:
     behaviour: npt.NDArray[np.float32]
     """[T], logprobs of generated tokens, else 0."""
     version: int
-    """The policy version that sampled the last turn; for readers only."""
+    """The policy version that sampled the last turn; training does not use it."""
     advantage: float | npt.NDArray[np.float32]
-    """Of the trajectory, or [T], of each generated token."""
+    """One for all generated tokens, or [T], one per token."""
     trajectory: int = 0
     """A number that the segments of one trajectory share."""
     trajectory_tokens: int | None = None
@@ -58,13 +58,13 @@ class Row:
     depths: npt.NDArray[np.int32]
     """[T], 0 for a root."""
     before: npt.NDArray[np.int32]
-    """[N], index from which each generated token is predicted."""
+    """[N], index in the row of the token from which each generated token is predicted."""
     targets: npt.NDArray[np.int32]
     """[N], ids of the generated tokens."""
     behaviour: npt.NDArray[np.float32]
     """[N], behaviour logprobs."""
     advantages: npt.NDArray[np.float32]
-    """[N]"""
+    """[N], of each generated token."""
     sequences: npt.NDArray[np.int32]
     """[N], the token's segment, below num_segments."""
     trajectories: npt.NDArray[np.int32]
@@ -118,7 +118,7 @@ _NOWHERE = np.zeros(0, np.int32)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Begin:
-    """Longest prefix of a segment that a tree already holds: `length` tokens, at the first `length` of `places`."""
+    """Longest prefix of a segment that a tree already holds: `length` tokens, whose indices in the row are `places[:length]`."""
 
     length: int
     places: npt.NDArray[np.int32]
@@ -126,9 +126,13 @@ class _Begin:
 
 @dataclass(slots=True)
 class _Tree:
-    """A row under construction, as runs of new tokens.
+    """A row under construction.
 
-    num_tokens: total of all runs. paths: each segment's ids, and the index in the row of each of its tokens.
+    Attributes:
+        num_tokens, num_segment_tokens: tokens of the row, and total length of its segments.
+        ids, parents, depths: arrays of the tokens that each segment has added, as in `Row`.
+        paths: ids of each segment, and the index in the row of each of its tokens.
+        before: as in `Row`, by segment.
     """
 
     num_tokens: int = 0
@@ -141,7 +145,7 @@ class _Tree:
     segments: list[Segment] = field(default_factory=list)
 
     def begin(self, segment: Segment) -> _Begin:
-        """Return the longest prefix that the segment shares with a segment of the tree."""
+        """Return the longest prefix that the segment shares with a segment of the tree, and where it is."""
         best = _Begin(0, _NOWHERE)
         for ids, places in self.paths:
             if (length := _common(segment.ids, ids)) > best.length:
@@ -149,9 +153,13 @@ class _Tree:
         return best
 
     def gain(self, segment: Segment, begin: _Begin, pairs_per_token: int, budget: int) -> int:
-        """Return the attention pairs saved by adding a segment here instead of to a row of its own.
+        """Return what adding a segment to this row saves compared with a row of its own, in token pairs of attention.
 
-        The result is 0 if the segment shares no prefix or exceeds the budget, and negative if sharing costs more.
+        0 if the segment shares no prefix with the row, or the row would exceed the budget; negative if sharing costs more.
+
+        Args:
+            begin: the segment's prefix that the row already holds (`begin`).
+            pairs_per_token, budget: see `pack_prefix_tree`.
         """
         size, new = self.num_tokens, len(segment) - begin.length
         if size + new > budget or not begin.length:

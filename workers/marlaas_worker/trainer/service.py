@@ -51,10 +51,9 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
     Raises:
         ModelUnusable: the pool's base model cannot be loaded.
-        InvalidInput: the card is too small for the least memory of a trainer.
+        InvalidInput: the pool wants a GPU that cannot be used, or the GPU has less memory than a trainer needs at least.
         CalibrationFailed: the model is too coarse in the engines' dtype to distinguish a wrong adapter from rounding.
         DeviceLost: the device failed, and only a new process can continue.
-        InvalidInput: the pool wants a GPU, and it cannot be used.
     """
     check_gpus(pool.spec.trainer.gpus)
     compute = Compute(pool.spec.trainer.threads or default_threads(len(os.sched_getaffinity(0))))
@@ -83,12 +82,12 @@ def _load(pool: PoolDocument, dtype: torch.dtype) -> BaseModel:
 
 
 def default_threads(num_cpus: int) -> int:
-    """Return half of the CPUs: without a GPU, the engine on the same machine needs the other half."""
+    """Return the number of torch threads: half of the CPUs, because the engine on the same machine needs the other half without a GPU."""
     return max(1, num_cpus // 2)
 
 
 class Trainer:
-    """A trainer of a pool: reconciles the agents' tasks with the jobs, and reports."""
+    """A trainer of a pool: starts and ends the agents' tasks as the jobs require, cleans up after ended jobs, and reports."""
 
     def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
         self._shared = dependencies
@@ -132,18 +131,18 @@ class Trainer:
 
     @property
     def _running(self) -> dict[str, TrainedAgent]:
-        """Agents that have a task, by policy key. A job waits for the task of an earlier one of its name."""
+        """Agents that have a task, by policy key. A job's agent waits until the task of an earlier job of its name has ended."""
         return {agent.assignment.policy_key: agent for agent in self._agents.values() if agent.task is not None}
 
     @property
     def _refused(self) -> frozenset[str]:
-        """Policy keys of agents that are left alone now, because their training failed."""
+        """Policy keys of agents that this trainer does not train at present, because their training failed."""
         now = self._context.now()
         faulty = (agent for agent in self._agents.values() if agent.fault is not None and now < agent.fault.until)
         return frozenset(agent.assignment.policy_key for agent in faulty)
 
     def _agent(self, assignment: Assignment) -> TrainedAgent:
-        """Return what is kept of an agent; nothing yet of a new one."""
+        """Return this trainer's state of an agent; create it for a new agent."""
         ref = assignment.agent_ref
         if ref not in self._agents:
             work = RecentWork(time.perf_counter())
@@ -163,8 +162,8 @@ class Trainer:
         self._drop_gone(view, now)
         documents = [assignment.document for assignment in view.wanted.values()]
         self._shared.compute.queue.set_weights({one.tenant: one.tenant_weight for one in documents})
-        # Measured costs change from report to report, and so does the choice among agents of about the same cost: more agents
-        # than necessary would leave if those that leave already were not counted as gone.
+        # Measured costs change from report to report, and so does the choice among agents of about the same cost. Agents that are
+        # leaving already count as gone, because otherwise more agents than necessary would leave.
         leaving = {key for key, agent in self._running.items() if agent.is_leaving}
         mine = view.placed_on(self._context.name, self._refused | leaving)
         self._apply(view, mine)
@@ -178,7 +177,7 @@ class Trainer:
         self._clean_up(view, mine, tasks)
 
     def _drop_gone(self, view: View, now: float) -> None:
-        """Drop the agents whose jobs have had no document for a while."""
+        """Drop the state of idle agents whose jobs have had no document for more than KEPT_S."""
         for ref, agent in list(self._agents.items()):
             if ref.job in view.jobs:
                 agent.seen_at = now
@@ -188,7 +187,7 @@ class Trainer:
     def _apply(self, view: View, mine: Collection[str]) -> None:
         """Apply a view: end the tasks of agents that are no longer wanted, whose job changed, or whose lease is lost.
 
-        Agents that are placed on another trainer leave at their next step boundary.
+        Agents that are placed on another trainer leave at their next step boundary. mine: policy keys placed on this trainer.
         """
         ended = {assignment.agent_ref for assignment in view.ended.values()}
         for ref, agent in self._agents.items():
@@ -204,7 +203,7 @@ class Trainer:
                 agent.binding.leave()
 
     def _clean_up(self, view: View, mine: Collection[str], tasks: asyncio.TaskGroup) -> None:
-        """Clean up ended jobs, and release unused leases."""
+        """Start a task (`_let_go`) for each agent of an ended job that needs cleaning up, and for each unused lease."""
         now, name, running = self._context.now(), self._context.name, self._running
         cleaned = {ref for ref, agent in self._agents.items() if agent.is_cleaned}
         ended = view.left_behind(name, running, lambda holder: self._absences.gone(holder, now), cleaned)
@@ -216,7 +215,7 @@ class Trainer:
                 tasks.create_task(let_go, name=f"clean up {key}")
 
     async def _let_go(self, agent: TrainedAgent, assignment: Assignment, known: PolicyEntry, is_over: bool) -> None:
-        """Release an agent's lease. If its job has ended, first delete the consumer and unreferenced blobs."""
+        """Release an agent's lease. If the job has ended (is_over), first delete the consumer and unreferenced blobs."""
         key, record = assignment.policy_key, known.record
         try:
             if record is None:
@@ -252,7 +251,10 @@ class Trainer:
         self._wake.set()
 
     async def _train(self, agent: TrainedAgent, known: PolicyEntry | None) -> None:
-        """Run one agent's task and record its error. Raises DeviceLost only: it affects all agents and ends the role."""
+        """Bind and train one agent, and record an error. known: the policy entry on which the decision to bind was made.
+
+        Raises DeviceLost only: it affects all agents and ends the role.
+        """
         key = agent.assignment.policy_key
         try:
             current = await self._caches.read_policy(key)
@@ -291,7 +293,7 @@ class Trainer:
                 await self._caches.read_policy(key)
 
     async def _delete_consumer(self, agent: TrainedAgent) -> bool:
-        """Delete the consumer of a job that is over; if the job comes back, the next bind replays its groups.
+        """Delete the agent's consumer if the job no longer wants the agent. If the job comes back, the next bind replays the groups.
 
         Returns:
             False if the consumer may still exist. Keep the lease in that case, so that `_clean_up` retries.
@@ -307,7 +309,10 @@ class Trainer:
         return True
 
     async def _give_up(self, agent: TrainedAgent, error: Exception) -> None:
-        """Leave an agent alone for a while. The report carries a fault of its job; once all trainers report it, the job fails."""
+        """Record a fault, so that this trainer does not train the agent for `fault_s`, and emit it.
+
+        If it is a fault of the job, the trainer's report carries it. Once all trainers report one, the job fails.
+        """
         assignment, pause_s = agent.assignment, self._timing.fault_s
         if isinstance(error, Unreadable):
             self._context.waits.note(assignment.ref.uid, assignment.policy_key, error)
@@ -353,7 +358,7 @@ class Trainer:
     def _broken(self) -> dict[str, str]:
         """Return the texts of the jobs' own faults, by `JobAgent.fault_key`.
 
-        Those of agents that another trainer has trained since are left out: the next fault is another one.
+        A fault is left out once its agent has a newer version than at the fault: another trainer has trained the agent further.
         """
         return {
             agent.assignment.fault_key: agent.fault.text

@@ -24,7 +24,7 @@ from marlaas_worker.trainer.view import PolicyEntry
 
 T = TypeVar("T")
 KEPT_S = 60.0
-"""Seconds for which an agent is kept after its job's document is gone, so that the last report of its figures is read."""
+"""Seconds for which an agent is kept after its job's document is gone, so that the last values in the trainer's report are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Timing:
     report_s: float = 2.0
     """Between reports."""
     reconcile_s: float = 3.0
-    """Between reads of all keys."""
+    """Longest time between two reconciles."""
     retry_s: float = 1.0
     """Before a call is tried again."""
     missing_turn_s: float = 60.0
@@ -71,8 +71,9 @@ class Binding:
     """Whether the task has begun to release the agent's resources."""
 
     def leave(self) -> None:
-        """Release the agent at its next step boundary. This cannot be revoked: else, once the first of several agents has
-        left, the placement would keep the others.
+        """Let the agent be released at its next step boundary. This cannot be revoked.
+
+        If it could, the placement would keep the others here once the first of several agents has left.
         """
         self.is_leaving = True
         self.changed.set()
@@ -84,9 +85,11 @@ class TrainedAgent:
 
     shared: TrainerDependencies
     assignment: Assignment
-    """Of its present or last task."""
+    """Assignment of the present or last task."""
     work: RecentWork
+    """For the placement of agents."""
     account: ComputeAccount = field(init=False)
+    """To which its work on the compute thread is charged."""
     seen_at: float = 0.0
     """When the job had a document last."""
 
@@ -118,7 +121,7 @@ class TrainedAgent:
         self.account = ComputeAccount(self.assignment.document.tenant, ref.uid, self.assignment.policy_key)
 
     def begin(self, assignment: Assignment, task: asyncio.Task[None]) -> None:
-        """Train the agent in a task."""
+        """Record that an asyncio task has begun to train the agent for this assignment, and clear the fault of the task before."""
         self.assignment = assignment
         self.account = replace(self.account, tenant=assignment.document.tenant)
         self.task = task
@@ -139,7 +142,7 @@ class TrainedAgent:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no task needs it."""
+        """Whether no task trains the agent, or cleans up after it."""
         return self.task is None and not self.is_cleaning
 
     @property
@@ -158,7 +161,7 @@ class TrainedAgent:
         return record is None or record.uid != ours.uid or record.epoch > ours.epoch
 
     def advance(self, now: float) -> tuple[float, float]:
-        """Count its work until now; see `RecentWork.advance`."""
+        """Add the agent's work until `now`, in seconds, to `work`; return as `RecentWork.advance`."""
         return self.work.advance(self.account.busy_s, self.binding is not None, now)
 
     async def compute(self, work: Callable[[], T], num_tokens: int = 0) -> T:

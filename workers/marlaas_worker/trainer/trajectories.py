@@ -1,7 +1,7 @@
-"""Reads and checks a group's turns, and cuts them into segments; only tokens that an engine recorded are trained.
+"""Reads a group's turns, and checks that they fit the group and its job. `weighing` cuts them into segments.
 
-Every generated token is trained exactly once, also where conversations branch. Inconsistent turns break an invariant
-and raise `TrajectoryInvalid`: no turn is skipped, and no token that another policy sampled is trained.
+Inconsistent turns break an invariant and raise `TrajectoryInvalid`: no turn is skipped, and no token that another policy
+sampled is trained.
 """
 
 import asyncio
@@ -35,11 +35,14 @@ class TurnMissing(Retryable):
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Values that every turn of a job must have.
+    """Values that every turn of a group must have.
 
-    adapters: sha256 of the adapter file, for the versions that the trainer knows. refreshes: turns may be newer than their
-    group's version (`rollout.refresh: turn`). is_demonstrated: the replies are given, and no policy has sampled them.
-    teacher: agent that has scored the generated tokens; None: there is none.
+    Attributes:
+        vocab_size: all token ids are below it.
+        adapters: sha256 of the adapter file by version, for the versions that the trainer knows.
+        refreshes: turns may be newer than their group's version (`rollout.refresh: turn`).
+        is_demonstrated: the replies are given, and no policy has sampled them.
+        teacher: name of the agent that has scored the generated tokens; None: no agent has.
     """
 
     temperature: float
@@ -63,11 +66,11 @@ class Trajectory:
     ending: Ending = Ending.COMPLETED
     """How the episode ended."""
     compared_with: Hashable = ""
-    """Rewards are compared among trajectories of the same value only."""
+    """Rewards are compared among trajectories with the same value here only: the agent, or for a candidate its choice."""
     untrained: frozenset[int] = frozenset()
-    """Turns that are context only."""
+    """Numbers of the turns that are context only."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
-    """By turn; they are part of the reward."""
+    """Rewards by turn number, which are part of `reward`."""
     teacher: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     """By turn, the teacher's logprobs of the generated tokens; NaN where it has none."""
 
@@ -101,9 +104,9 @@ class Trajectory:
 
 
 def held_out_apart(members: Sequence[Trajectory], num_agents: int) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Split demonstrated trajectories into trained demonstrations, and held-out ones that are measured only.
+    """Split demonstrated trajectories into trained demonstrations, and held-out ones that are measured only (`names.is_measured`).
 
-    num_agents: of the job.
+    num_agents: number of the job's agents.
     """
     trained = [_part(member, num_agents, measured=False) for member in members]
     held_out = (_part(member, num_agents, measured=True) for member in members)
@@ -117,7 +120,7 @@ def _part(member: Trajectory, num_agents: int, *, measured: bool) -> Trajectory:
 
 
 async def read_group(bus: Bus, blobs: Blobs, group: GroupReady, expected: Expectation) -> list[Trajectory]:
-    """Read a group's turns, member by member.
+    """Read a group's trajectories, in the order of its members.
 
     Raises:
         TrajectoryInvalid: a recorded turn contradicts its group or its job.
@@ -210,7 +213,7 @@ def _check_tokens(turn: Turn, vocab_size: int) -> None:
 
 
 def _lineage(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
-    """Return a turn and those before it, oldest first."""
+    """Return a turn and its ancestors, oldest first."""
     path = [turns[leaf]]
     while (parent := path[-1].parent) is not None:
         path.append(turns[parent])
@@ -220,11 +223,12 @@ def _lineage(turns: Mapping[int, Turn], leaf: int) -> list[Turn]:
 def scores_of(
     record: Turn, scored: Sequence[Turn], wanted: tuple[GroupReady, TrajectoryRef, str]
 ) -> dict[int, npt.NDArray[np.float32]]:
-    """Return a teacher's logprobs of turns, by number.
+    """Return a teacher's logprobs of the generated tokens of a conversation's turns, by turn number.
 
     Args:
+        record: the teacher's scores of the whole conversation.
         scored: the turns of the conversation, oldest first.
-        wanted: the group, the trajectory and the teacher that the record must name.
+        wanted: the group, the trajectory and the teacher's name that the record must have.
 
     Raises:
         TrajectoryInvalid: the record is of another conversation, or its logprobs are not of these turns' tokens.

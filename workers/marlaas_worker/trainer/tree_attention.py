@@ -1,6 +1,6 @@
 """Attention in rows that are trees of tokens: a token attends to itself and its ancestors.
 
-A micro-batch has three numbers of each token for it (`batching.TokenTrees`). Attention gets them in one of two forms:
+For this, a micro-batch has numbers of each token, `enters` and `leaves` (`batching.TokenTrees`). Attention gets them in one of two forms:
 
 - On a CPU, a mask with a number for each pair of a row's tokens. Its memory grows with the square of the row's length.
 - On a CUDA GPU, FlexAttention (arXiv 2412.05496), which computes the mask from the numbers and skips blocks of pairs that are
@@ -35,14 +35,14 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 def dense_mask(enters: Tensor, leaves: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the additive mask [B, 1, T, T] of rows with these numbers [B, T]: 0 where a token attends to another, -inf elsewhere."""
+    """Return the additive mask [B, 1, T, T] from the numbers of `TokenTrees` [B, T]: 0 where a token attends to another, -inf elsewhere."""
     sees = enters[:, None, :] <= enters[:, :, None]
     sees &= enters[:, :, None] < leaves[:, None, :]
     return torch.where(sees, torch.zeros((), dtype=dtype, device=enters.device), -math.inf)[:, None]
 
 
 def block_mask(enters: Tensor, leaves: Tensor) -> BlockMask:
-    """Return the mask of all rows of a micro-batch as one long row, from their numbers [B, T].
+    """Return FlexAttention's mask of all rows of a micro-batch as one long row, from the numbers of `TokenTrees` [B, T].
 
     Pairs are compared a block of queries at a time, so memory grows with the number of tokens.
     """
@@ -67,7 +67,10 @@ def block_mask(enters: Tensor, leaves: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks of keys each block of queries has, and their numbers first, as FlexAttention reads them."""
+    """Return for each query block the number of its key blocks [1, 1, Q], and the indices of all key blocks, its own first [1, 1, Q, K].
+
+    blocks: bool [Q, K], whether the query block has the key block.
+    """
     counts = blocks.sum(1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return counts[None, None], order[None, None]
@@ -99,8 +102,8 @@ def attend_by_blocks(model: Any, device: torch.device) -> bool:
 def _error(model: Any, device: torch.device) -> float:
     """Return the largest difference of attention by blocks, and of its gradients, from attention with a dense mask, as a part of the largest value.
 
-    Computes random numbers of trees with two branches in one row and in two, in the model's dtype, with its numbers and sizes of heads,
-    by the fastest kernels and by deterministic ones: all that training compiles. NaN if a number of either is.
+    The inputs are random, in the model's dtype and with its numbers and sizes of heads; a row is a tree with two branches. One row and two
+    rows are computed, each by the fastest kernels and by deterministic ones: all that training compiles. NaN if a result contains NaN.
     """
     config, length = model.config.get_text_config(), 3 * BLOCK - 7
     heads = config.num_attention_heads
@@ -134,7 +137,7 @@ def _error(model: Any, device: torch.device) -> float:
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Compute attention of query, key and value [B, heads, T, D] as [B, T, heads, D]."""
+    """Compute attention of query, key and value [B, heads, T, D] as [B, T, heads, D]; by blocks if the mask is a BlockMask."""
     if not isinstance(attention_mask, BlockMask):
         result: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return result
@@ -158,10 +161,10 @@ def _attention(
 
 @cache
 def _compiled() -> Callable[..., Any]:
-    """Compile for all lengths.
+    """Return FlexAttention, compiled for all lengths of rows.
 
-    There is a version with and one without gradient, for one row and for several, and with and without `compute.deterministic`. More than the limit
-    would be an error, because the fallback has all pairs of tokens in memory.
+    torch compiles versions with and without gradient, for one row and for several, and with and without `compute.deterministic`. More versions
+    than the limit are an error, because the fallback would hold all pairs of tokens in memory.
     """
     # The limit of torch's settings would hold for this thread only; layers are recomputed in autograd's own.
     compiled: Any = torch.compile  # whose declared types lack the limit

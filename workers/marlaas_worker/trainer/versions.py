@@ -59,7 +59,7 @@ class PastVersions:
         self._manifests: dict[int, Manifest] = {}
 
     async def weights(self, newest: BlobRef, newest_version: int, version: int) -> dict[str, Tensor]:
-        """Read the weights of a version, which is `newest_version` or an ancestor of it.
+        """Read the weights of a version, which is `newest_version` or an ancestor of it. newest: manifest of `newest_version`.
 
         Raises:
             StateInvalid: there is no such ancestor. Other errors as `Blobs.get`.
@@ -81,7 +81,7 @@ class PastVersions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedVersion:
-    """A version's weights and training state in host memory; never changed. manifest: of the version, which identifies it."""
+    """A version's weights (by PEFT's names) and training state in host memory; never changed. manifest: identifies the version."""
 
     manifest: BlobRef
     weights: Mapping[str, Tensor]
@@ -97,8 +97,8 @@ class CachedVersion:
 class VersionCache:
     """The newest version of each agent, by policy key, from which parked agents are restored.
 
-    It is for models on an accelerator: without one, the agents' memory is host memory itself, and the blob store is the next place.
-    Beyond max_bytes, the least recently used versions are dropped; 0 keeps none.
+    It is for models on an accelerator. On a CPU, agents are in host memory already, so max_bytes is 0, and parked agents are
+    restored from the blob store. Beyond max_bytes, the least recently used versions are dropped; 0 keeps none.
     """
 
     def __init__(self, max_bytes: int = 0) -> None:
@@ -107,7 +107,7 @@ class VersionCache:
         self._num_bytes = 0
 
     def put(self, agent: str, version: CachedVersion) -> None:
-        """Replace an agent's version."""
+        """Replace an agent's version; one larger than max_bytes is not kept."""
         self.drop(agent)
         if version.num_bytes > self.max_bytes:
             return
@@ -117,7 +117,7 @@ class VersionCache:
             self.drop(next(iter(self._versions)))
 
     def get(self, agent: str, manifest: BlobRef) -> CachedVersion | None:
-        """Return an agent's version; None if it is not the one with this manifest, or was dropped."""
+        """Return an agent's version; None if the cache has none, or one with another manifest."""
         found = self._versions.get(agent)
         if found is None or found.manifest != manifest:
             return None
@@ -133,7 +133,10 @@ class VersionCache:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """A learner's weights and state in host memory, with its probes' logprobs. Shares nothing with the learner."""
+    """A learner's weights and state in host memory, which later steps do not change, and its probes' logprobs.
+
+    noise: of the model's dtype under these weights (`calibration.measured`).
+    """
 
     config: AdapterConfig
     weights: dict[str, Tensor]
@@ -143,13 +146,13 @@ class Snapshot:
 
 
 def take_snapshot(learner: Learner, calibration: Calibration, result: StepResult) -> Snapshot:
-    """Copy the learner's version, and measure its probes; runs on the compute thread."""
+    """Copy the learner's weights and state after a step, and measure its probes; runs on the compute thread."""
     probes, noise = learner.measure(sufficient_probes(calibration))
     return Snapshot(learner.config, learner.weights(), learner.state(result.step, result.consumed), probes, noise)
 
 
 def contents_of(snapshot: Snapshot, calibration: Calibration, result: StepResult) -> VersionContents:
-    """Serialise a version. It runs beside the compute thread, where other agents have their turns meanwhile."""
+    """Serialise a version. Runs on another thread than the compute thread, which computes for other agents meanwhile."""
     return VersionContents(
         result=result,
         rank=snapshot.config.rank,

@@ -20,10 +20,10 @@ MAX_AGE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
-    """An agent's policy key."""
+    """The cached state of an agent's policy key."""
 
     entry: Entry
-    """For a compare-and-set; without data that were parsed."""
+    """Key and revision for a compare-and-set. Data: empty if they were parsed, None if the key is deleted."""
     record: PolicyRecord | None
     """The parsed record; None if the key is deleted or unreadable."""
 
@@ -37,7 +37,7 @@ class View:
     ended: dict[str, Assignment]
     """Agents of jobs that have ended, by policy key."""
     known: dict[str, PolicyEntry]
-    """Policy keys of the whole bucket."""
+    """All cached policy keys, also of other pools, by key."""
     live: frozenset[str]
     """Names of this pool's trainers with a live report."""
     refused: dict[str, frozenset[str]]
@@ -61,9 +61,10 @@ class View:
         One of the live trainers cleans up after an agent whose lease was released.
 
         Args:
-            trainer: counts as killed for all agents but those in `running`: its present process did not bind the others.
-            running: policy keys.
-            cleaned: ended agents whose consumer this trainer has deleted.
+            trainer: name of this trainer. Its leases of agents that are not in `running` remain from an earlier task or process.
+            running: policy keys of the agents that have a task on this trainer.
+            is_gone: returns whether the named holder of a lease no longer runs.
+            cleaned: ended agents after which this trainer has cleaned up.
         """
         found = []
         for key, assignment in self.ended.items():
@@ -77,12 +78,12 @@ class View:
         return found
 
     def unused_leases(self, trainer: str, running: Container[str], mine: Container[str]) -> list[Assignment]:
-        """Return the wanted agents whose lease a trainer holds without training them; no other trainer may bind them.
+        """Return the wanted agents whose lease a trainer holds without training them. No other trainer may bind them.
 
-        The release failed, or the trainer was restarted under its name.
+        The cause is a failed release, or a restart of the trainer under the same name.
 
         Args:
-            running, mine: policy keys of the agents that it trains, and of those that are placed on it.
+            running, mine: policy keys of the agents that the trainer trains, and of those that are placed on it.
         """
         held = [key for key in self.wanted if self._holder(key) == trainer]
         return [self.wanted[key] for key in held if key not in running and key not in mine]
@@ -90,8 +91,8 @@ class View:
     def placed_on(self, trainer: str, refused: Collection[str]) -> frozenset[str]:
         """Return the agents that a trainer has to train, by policy key.
 
-        trainer: counts as live, whether or not its own report is cached. refused: agents that it does not train at
-        present, or that are about to leave it.
+        trainer: name; it counts as live even if its own report is not cached. refused: policy keys of agents that it does not
+        train at present, or that are about to leave it.
         """
         others = {name: keys for name, keys in self.refused.items() if name != trainer}
         refusing = {**others, trainer: frozenset(refused)}
@@ -109,15 +110,16 @@ class View:
         return self.known[key].record if key in self.known else None
 
     def _holder(self, key: str) -> str:
-        """Return who holds an agent's lease for its present job."""
+        """Return the name of the trainer that holds an agent's lease for the present job; empty: none."""
         record = self._record(key)
         return "" if record is None or record.uid != self.wanted[key].ref.uid else record.holder
 
 
 class TrainerCaches:
-    """The caches. `changed` is called after each change that may change a decision.
+    """Caches of jobs, progress, policy keys, and reports of the pool's trainers.
 
-    Progress is written far more often than its fields that matter here change.
+    Args:
+        changed: called after each change that may change a decision. Most writes of progress do not (`what_decides`).
     """
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
@@ -140,7 +142,7 @@ class TrainerCaches:
             await cache.refresh()
 
     def current(self) -> bool:
-        """Return whether all four buckets were read recently. False: the bus does not answer at present."""
+        """Return whether all four buckets were read in the last MAX_AGE_S. False: the bus does not answer at present."""
         oldest = asyncio.get_running_loop().time() - MAX_AGE_S
         return all(cache.read_at is not None and cache.read_at >= oldest for cache in self._all)
 
@@ -151,7 +153,7 @@ class TrainerCaches:
                 group.create_task(cache.follow())
 
     def view(self) -> View:
-        """Return the state now. A policy key that cannot be parsed has no record; binding its agent says why."""
+        """Return the state now. A policy key that cannot be parsed has no record; `PolicyKey.bind` raises the cause."""
         documents = [document for _, document, _ in self._jobs.items()]
         progress = {key: one for key, one, _ in self._progress.items()}
         wanted = assignments(documents, progress, self._pool)
@@ -165,7 +167,7 @@ class TrainerCaches:
         return View(wanted, ended, known, live, refused, jobs, work)
 
     def policy(self, key: str) -> PolicyEntry | None:
-        """Return an agent's policy key; None if none was ever seen."""
+        """Return the cached state of a policy key; None if the cache has none."""
         entry = self._policy.entry(key)
         return None if entry is None else PolicyEntry(entry, self._record(key))
 
@@ -189,5 +191,5 @@ class TrainerCaches:
 
 
 def what_decides(progress: Progress | None) -> Hashable:
-    """Return a value that changes whenever progress changes in a way that affects a trainer."""
+    """Return a value that changes if and only if progress changes in a way that affects a trainer."""
     return None if progress is None else (progress.uid, progress.admitted, progress.phase.final)

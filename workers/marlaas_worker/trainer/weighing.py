@@ -1,4 +1,4 @@
-"""From trajectories and rewards to segments with advantages, and to rows. Pure."""
+"""Computes advantages from trajectories and their rewards, and cuts trajectories into segments and rows. Pure."""
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _METRIC = "baseline"
 
 
 Advantage = float | Mapping[int, float] | Mapping[int, npt.NDArray[np.float32]]
-"""Of a trajectory, of its turns by number, or of its turns' generated tokens. NaN: the token is not trained."""
+"""One for a whole trajectory; or by turn number, one for the turn or for each of its generated tokens [T]. NaN: the token is not trained."""
 
 
 class Baselines:
@@ -34,6 +34,9 @@ class Baselines:
     restart takes them.
 
     A job that compares rewards within groups has no baselines.
+
+    Attributes:
+        values: baseline by agent; empty name: the agent of the policy itself (`TrajectoryRef.agent`).
     """
 
     def __init__(self, settings: BaselineSettings) -> None:
@@ -44,7 +47,7 @@ class Baselines:
         """Rewards of the step so far, by agent."""
 
     def restore(self, metrics: Mapping[str, float]) -> None:
-        """Set the values from a version's metrics."""
+        """Set the values from a version's metrics, and drop the rewards of the open step."""
         self.values = {
             name.removeprefix(_METRIC).removeprefix("_"): value
             for name, value in metrics.items()
@@ -53,17 +56,17 @@ class Baselines:
         self._step = {}
 
     def add(self, rewards: Mapping[Hashable, Sequence[float]]) -> None:
-        """Add the rewards of a group to the step."""
+        """Add the rewards of a group, as from `Weighing.rewards`, to the step. Candidates do not count."""
         for agent, own in rewards.items():
             if self._is_used and isinstance(agent, str):
                 self._step.setdefault(agent, []).extend(own)
 
     def rewind(self) -> None:
-        """Return to the first group of the step."""
+        """Drop the rewards of the open step, which restarts at its first group."""
         self._step = {}
 
     def finish_step(self) -> dict[str, float]:
-        """Update the values, and return them as metrics."""
+        """Update the values with the rewards of the step, and return them as metrics."""
         if not self._is_used:
             return {}
         for agent, rewards in self._step.items():
@@ -78,10 +81,11 @@ class Weighing:
     """A job's conversion of rewards to advantages."""
 
     estimator: Estimator | Literal["teacher"]
+    """As `Rule.advantage`."""
     max_tokens: int
-    """Limit of a turn."""
+    """Most generated tokens of a turn."""
     overlong_tokens: int
-    """The last tokens up to max_tokens over which the overlong penalty grows."""
+    """Number of the last tokens up to max_tokens, over which the overlong penalty grows; 0: no penalty."""
     filter_overlong: bool = False
     """Leave truncated trajectories out of the loss (DAPO, arXiv 2503.14476, section 3.4).
 
@@ -89,16 +93,16 @@ class Weighing:
     removes only their own gradient, which would penalise the truncated text.
     """
     has_baseline: bool = False
-    """Rewards of episodes are compared with the agent's baseline; those of candidates within their choice."""
+    """Whether an episode's reward is compared with the agent's running mean. Candidates are compared within their choice in any case."""
     credit: CreditSettings = field(default_factory=CreditSettings)
-    """To the turns of episodes; candidates are turns of their own."""
+    """How the turns of an episode get advantages; a candidate is a single turn."""
 
     def reward(self, member: Trajectory) -> float:
-        """Return a trajectory's reward with the penalty for overlong turns."""
+        """Return a trajectory's reward plus the (negative) penalty for overlong turns."""
         return member.reward + overlong_penalty(member.longest_turn, self.max_tokens, self.overlong_tokens)
 
     def rewards(self, members: Iterable[Trajectory]) -> dict[Hashable, list[float]]:
-        """Return the rewards, by what they are compared with."""
+        """Return the rewards with penalties, by `Trajectory.compared_with`: those of one key are compared with each other."""
         return {key: [self.reward(member) for member in own] for key, own in _together(members).items()}
 
     def segments(
@@ -109,7 +113,8 @@ class Weighing:
         Rewards are compared among trajectories with the same `compared_with`.
 
         Args:
-            baselines: by agent, with `has_baseline`; 0 for an agent without one.
+            groups: one group, or all groups of a step if the rewards of a step are compared.
+            baselines: `Baselines.values`, used if `has_baseline`; an agent without a value has 0.
         """
         together = _together(member for group in groups for member in group)
         values = {key: iter(self._advantages(key, own, baselines or {})) for key, own in together.items()}
@@ -166,7 +171,7 @@ class Weighing:
 
 
 def _together(members: Iterable[Trajectory]) -> dict[Hashable, list[Trajectory]]:
-    """Return the trajectories by what they are compared with."""
+    """Return the trajectories by `Trajectory.compared_with`."""
     found: dict[Hashable, list[Trajectory]] = {}
     for member in members:
         found.setdefault(member.compared_with, []).append(member)
@@ -174,7 +179,7 @@ def _together(members: Iterable[Trajectory]) -> dict[Hashable, list[Trajectory]]
 
 
 def weighing(training: TrainingSettings, max_tokens: int) -> Weighing:
-    """Return the conversion of rewards to advantages: the settings, with the algorithm's defaults. max_tokens: limit of a turn."""
+    """Return the conversion of rewards to advantages for these settings. max_tokens: most generated tokens of a turn."""
     rule, overlong = ALGORITHMS[training.algorithm], training.overlong
     has_baseline = training.has_running_baseline
     return Weighing(rule.advantage, max_tokens, overlong.tokens, overlong.filter, has_baseline, training.credit)
@@ -187,12 +192,18 @@ def segments_of(
     trajectory: int = 0,
     untrained: Collection[int] = (),
 ) -> list[Segment]:
-    """Cut a trajectory into segments. advantage: 0 for a turn that it lacks.
+    """Cut a trajectory into segments, so that every generated token is trained once.
 
-    Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens its
+    Each path runs from a leaf, or from the parent of a turn that opens a new segment, back to the turn that opens the path's
     own segment. A path within another one gives no segment of its own.
-    A turn on several paths is trained on the first path and is context on the others, and one of `untrained` on all. A prompt
-    that did not fit the context window was never run: its segment has no tokens and is dropped.
+    A turn on several paths is trained on the first path and is context on the others. A prompt that did not fit the context
+    window was never run: its segment has no tokens and is dropped.
+
+    Args:
+        leaves: the last turn of each conversation.
+        advantage: a turn that a mapping lacks has 0.
+        trajectory: see `Segment`.
+        untrained: turns that are context on all paths.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
     paths = {leaf: _path_to(turns, leaf) for leaf in sorted({*leaves, *left})}
@@ -242,20 +253,20 @@ def rows_of_groups(
     budget: int,
     baselines: Mapping[str, float] | None = None,
 ) -> list[list[Row]]:
-    """Return the rows of each weighed group.
+    """Return the rows of each group, with advantages.
 
     Args:
+        groups, baselines: see `Weighing.segments`.
         pairs_per_token: see `BaseModel`.
         budget: most tokens of a row that holds several segments.
-        baselines: see `Weighing.segments`.
     """
     return [pack_prefix_tree(one, pairs_per_token, budget) for one in weighing.segments(groups, baselines)]
 
 
 def batches_of_group(group: Sequence[Trajectory], pairs_per_token: int, budget: int) -> list[list[Row]]:
-    """Return one group's micro-batches, of which no other group's rows are part.
+    """Pack one group into micro-batches of its own, for a measurement: all advantages are zero.
 
-    All advantages are zero: they are for a measurement. Each token has its trajectory's place in the group.
+    `Row.trajectories` is the index of a token's trajectory in the group. budget: most padded tokens of a micro-batch.
     """
     parts = [
         segments_of(member.turns, member.leaves, 0.0, number, member.untrained) for number, member in enumerate(group)
