@@ -41,7 +41,7 @@ def by_turn(estimator: Estimator, group: Sequence[Sequence[float]]) -> list[list
     """Return the advantage of each turn among the group's turns of the same number, [trajectory][turn].
 
     Turns later than the last one of the second-longest trajectory are compared as if they had the number of that turn. If only one
-    trajectory has turns, they are compared with each other. A turn that is compared with no other has the advantage 0.
+    trajectory has turns, they are compared with nothing. A turn that is compared with no other has the advantage 0.
 
     Args:
         group: the returns of each trajectory's turns.
