@@ -39,7 +39,9 @@ class Walk:
 class DataOrder:
     """The order of one job's training tasks, and the known difficulties of the tasks.
 
-    first: number of visits before the passes; they go through another data set, the demonstrations, in its own order.
+    A visit is a position in the order, counted from 0; a pass visits every training task once.
+
+    first: number of visits before the first pass. They play the demonstrations, another data set: visit v plays demonstration v.
     """
 
     def __init__(self, spec: DataSettings, seed: int, first: int = 0) -> None:

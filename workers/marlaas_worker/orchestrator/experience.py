@@ -71,7 +71,7 @@ class CompleteGroup:
 
     @property
     def plays(self) -> GroupPlays:
-        """Figures of the plays of the members without a fault."""
+        """Summary of the members' episodes without a fault: digest of the prompt, generated tokens, replies, cut replies, longest duration (s)."""
         counted = [episode for episode in self.episodes if episode.fault is None]
         prompts = [episode.prompt for episode in counted if episode.prompt]
         return GroupPlays(

@@ -28,11 +28,11 @@ def past_players(document: JobDocument) -> list[AgentSettings]:
 
 
 class JobTasks:
-    """The tasks of one job.
+    """Makes the task messages of one job, and draws the past policy versions that its agents with `policy.versions: past` play.
 
     Attributes:
-        walk: position in the training data.
-        past: past versions drawn for the step of the newest issued tasks; `PastDraw()` before the first.
+        walk: position in the training data after the tasks issued so far.
+        past: past versions that play in the step of the newest issued tasks; `PastDraw()` before the first draw.
     """
 
     def __init__(self, document: JobDocument) -> None:

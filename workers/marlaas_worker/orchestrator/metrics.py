@@ -54,7 +54,7 @@ def _of_agents(progress: Progress) -> Iterator[Sample]:
 
 
 def _held(amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
-    """Yield what an agent holds of engines and of the blob store."""
+    """Yield the samples of an agent's adapter-slot seconds and of the bytes that it keeps in the blob store."""
     text = "Seconds for which versions of the agent had adapter slots."
     yield Sample("marlaas_agent_slot_seconds_total", "counter", text, amounts.slot_s, labels)
     text = "Bytes that the agent keeps in the blob store."

@@ -194,7 +194,10 @@ class OwnedJob:
                 self.wake.set()
 
     async def _tell(self, notes: Sequence[str]) -> None:
-        """Emit an event, once, for each sentence about what loading the environment has left (`Episode.load_notes`)."""
+        """Emit an event for each new note about files, threads and processes that loading the environment left behind.
+
+        Each text is emitted once, and at most MAX_TOLD texts in all. notes: `Episode.load_notes`.
+        """
         for note in notes:
             if note not in self._told and len(self._told) < MAX_TOLD:
                 self._told.add(note)

@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 class PublishedAdapters:
-    """Files of published adapters, read for the exporters of all jobs.
+    """Sends the files of published adapters, in parts, to the exporters that upload them. One object answers the requests for all jobs.
 
     Args:
         documents: cache of the bucket `jobs`.
-        progress_of: returns a job's last progress.
+        progress_of: returns a job's last progress, which names the published versions; None if the job has none.
     """
 
     def __init__(

@@ -198,7 +198,14 @@ class _Service:
                 await records.emit(Reason.PREEMPTED, why)
 
     async def _admit(self, documents: dict[str, JobDocument]) -> None:
-        """Start the loops of admitted jobs, whether or not their pool offers the slots now; then decide on waiting jobs."""
+        """Start the control loops of admitted jobs, and decide which waiting jobs are admitted.
+
+        Jobs that are recorded as admitted but have no loop, as after a restart, start first, even if their pools now lack the slots.
+        Waiting jobs with a verdict fail. Of the others, some are admitted, and running jobs may be asked to stop for them (preemption).
+        For each job that still waits, the reason is published in its progress.
+
+        documents: of all jobs, by uid.
+        """
         holding = [one for one in documents.values() if self._progress_store.is_admitted(one.ref) and not stops(one)]
         for document in documents.values():
             if document.verdict is not None and self._waits(document):

@@ -56,9 +56,12 @@ class SelfTestFailed(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The trainer's logprobs of all probes, float32 [T], under an adapter of zeros and under the large one.
+    """The trainer's logprobs of the self-test's probes, and how far the engine's may be from them.
 
-    The tolerances are the largest mean |difference| of the engine's logprobs from them.
+    Attributes:
+        zero: under an adapter of zeros; float32 [T], the tokens of all probes in one array.
+        large: under the self-test's random adapter, whose effect is large; float32 [T], as `zero`.
+        zero_tolerance, large_tolerance: largest mean |difference| of the engine's logprobs that passes, in nats.
     """
 
     zero: Scores

@@ -43,13 +43,14 @@ class TokenizerUnreadable(InvalidInput):
 
 
 class PretrainedTokenizer:
-    """`conversation.Tokenizer` for a Hugging Face folder.
+    """Tokenizer and chat template of a Hugging Face folder. Implements `conversation.Tokenizer` and `templates.EndingTokenizer`.
 
     Attributes:
-        frame: what the chat template writes around a reply.
-        ends, end_ids: the tokens that end a reply: by the places that name them, and all of them.
-        folder: of the model.
-        settings: the choice of the chat template that is in effect.
+        frame: the text that the chat template writes around a reply.
+        ends: the tokens that end a reply, by their source: the model's configuration files, the tokenizer or the chat template.
+        end_ids: the ids of all tokens in `ends`.
+        folder: the model's folder.
+        settings: the chat template settings in use, with a job's settings merged over the pool's.
 
     Args:
         tokenizer: transformers' tokenizer, with the chat template.

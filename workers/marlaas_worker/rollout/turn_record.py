@@ -51,7 +51,10 @@ class Order:
         return account_of(self.served.document, self.request.agent)
 
     def max_tokens(self, limits: EngineLimits) -> int:
-        """Return the most tokens that can be generated; none if it is 0 or less."""
+        """Return the most tokens that may be generated: the least of the request's limit, the job's limit and the room in the context window.
+
+        A result of 0 or less means that the prompt leaves no room, so nothing can be generated.
+        """
         most = self.served.document.spec.sampling(self.request.group).max_tokens
         return min(self.request.max_tokens or most, most, self.prompt.room(limits.max_model_len))
 

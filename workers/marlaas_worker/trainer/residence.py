@@ -123,7 +123,10 @@ class Residence:
 
 
 def pause_of(inbox: StepInbox) -> Pause:
-    """Return the state of an agent with this inbox, for `AgentRoom.pause`. Raises LogInvalid."""
+    """Return what an agent does next, for `AgentRoom.pause`: whether it has a group to train or a step to close, and whether a step is begun.
+
+    inbox: the agent's open steps. Raises LogInvalid if the next message contradicts the committed step or the other messages of its step.
+    """
     has_work = inbox.next_group() is not None or inbox.due() is not None
     if inbox.is_within_step:
         return Pause.BUSY if has_work else Pause.WITHIN_STEP
