@@ -43,7 +43,7 @@ def account_of(document: JobDocument, agent: str) -> Account:
 
 @dataclass(slots=True)
 class _Open:
-    """An agent's part of an open episode. path: its account. num_requests: its requests that are in this role now."""
+    """An agent's part of an open episode. path: of the agent's account. num_requests: the part's requests that are in this role now."""
 
     path: Path
     num_requests: int = 0
@@ -96,15 +96,15 @@ class OtherReplicas:
 
     The first report of a replica adds no tokens: its totals include tokens from before this process started, or tokens that were charged
     already, if the report was gone for a while. If a total is below that of the previous report, the replica was restarted, or the report
-    is an old one. Such a total adds no tokens, and the next one is compared with it. So tokens count twice only after an old report:
-    those that its total lacks.
+    is an old one. Such a total adds no tokens, and the next total is compared with it. So after an old report, and only then, some tokens
+    count twice: those that the old total lacks.
     """
 
     def __init__(self) -> None:
         self._totals: dict[str, dict[str, int]] = {}
 
     def growth(self, replica: str, totals: Mapping[str, int]) -> dict[str, int]:
-        """Return the tokens by tenant since the replica's last report; without tenants that used none.
+        """Return the tokens that each tenant used since the replica's previous report; without tenants that used none.
 
         replica: key of its report in the bucket. totals: tokens by tenant since its start, from its new report.
         """

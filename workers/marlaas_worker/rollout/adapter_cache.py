@@ -32,7 +32,7 @@ class WrongManifest(Permanent):
 class AdapterCache:
     """Cache of manifests, in memory (`ServedJob.manifests`), and of adapter files, below `folder`.
 
-    The files of a version are there from `fetch` to `discard`: while the version is loaded, and while the engine holds it.
+    `fetch` downloads the files of a version before the engine loads it. They stay until `discard`, after the engine has unloaded it.
     """
 
     def __init__(self, policies: Policies, jobs: ServedJobs, blobs: Blobs, folder: Path) -> None:

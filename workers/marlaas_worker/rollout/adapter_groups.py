@@ -40,7 +40,7 @@ class SlotRows:
 class StackedAdapters:
     """A layer's adapters in all slots; vLLM's tensors are views of the same memory.
 
-    vLLM packs linear layers with the same input, such as q, k and v, into one layer. Its parts have A and B each.
+    vLLM packs linear layers with the same input, such as q, k and v, into one layer. Each of these parts has its own A and B.
 
     Attributes:
         a: [slots, parts, rank, in].
@@ -110,7 +110,7 @@ def add_adapters(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, ad
 
 
 def _add_run(outputs: torch.Tensor, inputs: torch.Tensor, adapters: StackedAdapters, slot: int) -> None:
-    """Add the outputs of the slot's adapter to all rows, in place. outputs: [R, sum of out]. inputs: [R, in]."""
+    """Add the outputs of a slot's adapter to the N rows of a run, in place. outputs: [N, sum of out]. inputs: [N, in]."""
     rank = adapters.a.shape[2]
     hidden = inputs @ adapters.a[slot].flatten(0, 1).T
     first = 0

@@ -28,7 +28,7 @@ from marlaas_api.names import group_token
 from marlaas_worker.placement import AgentLoad, place, rank
 
 MIN_PART = 0.1
-"""Least ratio of an agent's recent tokens to the mean of its job's agents that counts for its cost: it may become busy at any time."""
+"""Lower bound of the ratio that scales an agent's cost: its recent tokens / the mean of its job's agents. An idle agent may become busy."""
 EVEN = 8
 """Requests that are added to every load, so that a difference of a few requests hardly changes where new groups go."""
 OVERLOAD, MIN_EXCESS = 2.0, 8
@@ -43,7 +43,7 @@ class AgentPlacement:
     Attributes:
         by_agent: names of replicas by the agent's policy key, the one that ranks highest first.
         everywhere: all replicas; they serve the agents that `by_agent` does not contain.
-        loads: requests that a replica runs or that wait in it, by its name.
+        loads: number of requests that each replica runs or that wait in it, by the replica's name.
     """
 
     by_agent: Mapping[str, tuple[str, ...]]
@@ -81,7 +81,10 @@ class AgentPlacement:
         return load > OVERLOAD * least and load > least + MIN_EXCESS
 
     def _moves(self, group: str, replica: str, replicas: Sequence[str]) -> bool:
-        """Return whether a group leaves an overloaded replica. A part of its groups does, chosen by hash: 1 - mean load / its load."""
+        """Return whether a group leaves an overloaded replica.
+
+        Of the replica's groups, a part of 1 - mean load / the replica's load leaves, chosen by hash. replicas: those of the group's agent.
+        """
         load = self._load(replica)
         excess = 1.0 - sum(map(self._load, replicas)) / len(replicas) / load
         return rank(group, replica) < excess * 2.0**64
@@ -146,7 +149,10 @@ def _ranked(key: str, replicas: Collection[str]) -> tuple[str, ...]:
 
 
 def _held(reports: Iterable[ReplicaReport]) -> dict[str, dict[str, int]]:
-    """Return the newest version of each agent that each replica holds, by `_stem` of the engine name and by replica."""
+    """Return the number of the newest version that each replica holds of each agent.
+
+    By the part of the engine name that is the same for all versions of an agent (`_stem`), then by replica.
+    """
     found: dict[str, dict[str, int]] = {}
     for report in reports:
         for name in report.verified:
@@ -156,9 +162,9 @@ def _held(reports: Iterable[ReplicaReport]) -> dict[str, dict[str, int]]:
 
 
 def _newest_first(key: str, held: Mapping[str, int], replicas: Collection[str]) -> list[str]:
-    """Return the replicas that hold a version of an agent, the newest first: a replica that the agent has left may keep an old one for long.
+    """Return the replicas that hold a version of an agent. Those with the newest version come first.
 
-    key: the policy key. held: newest version by replica.
+    A replica that no longer serves the agent may keep an old version for long. key: the policy key. held: newest version by replica.
     """
     return sorted((name for name in _ranked(key, replicas) if name in held), key=lambda name: -held[name])
 

@@ -15,7 +15,10 @@ from marlaas_worker.rollout.paging import PageDemand, Resident, Urgency, Wait
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
 """First and longest backoff after a failed load, in seconds."""
 CALLED_S = 60.0
-"""Seconds after its last call for which a past version counts as one that may be called again. Longer than nearly all tool calls."""
+"""Seconds after its last request for which a past version counts as one that may be requested again (`ServedAgent.call`).
+
+Longer than nearly all tool calls.
+"""
 IN_USE_S = 60.0
 """Seconds for which an agent counts as in use after its last request."""
 
@@ -75,10 +78,14 @@ class Slot:
     A request keeps the object. So if it ends after an engine restart, it does not change the numbers of a later load of the version.
 
     Attributes:
-        loaded: the adapter as the engine knows it. manifest: of the version; None until it is proven.
-        loaded_at, used_at: when its load began; when its last request began or ended, or its load began if there was none.
-        num_running: its requests in the engine. num_queued: its requests that wait for a place in the engine.
-        charged_from: beginning of the seconds that are charged to the agent and not counted yet; None while it is not charged.
+        loaded: the adapter as the engine knows it.
+        loaded_at: when its load began.
+        used_at: when a request last began or ended on it, or ended its wait for a place in the engine; `loaded_at` before the first.
+        charged_from: since when the agent is charged for the slot, without the time that `ServedAgent.ended_slot_s` has already; None
+            while the agent is not charged.
+        manifest: of the version; None until it is proven.
+        num_running: its requests in the engine.
+        num_queued: its requests that wait for a place in the engine.
     """
 
     loaded: LoadedAdapter
@@ -96,7 +103,13 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """All requests that wait for a version. wait: the input of `paging`. num: their number. decided: set when they must check its state again."""
+    """All requests that wait for one version.
+
+    Attributes:
+        wait: describes them for `paging`.
+        num: number of the requests.
+        decided: set when they must check the version's state again.
+    """
 
     wait: Wait
     num: int = 0
@@ -192,7 +205,7 @@ class Version:
         self.slot.charged_from = now if is_served else None
 
     def as_resident(self, slot: Slot, usage: float, now: float) -> Resident:
-        """Return what `paging` has to know of a version with a slot. usage: its tenant's, as in `fair_queue`."""
+        """Describe the version, which has a slot, for `paging.plan_pages`. usage: its tenant's, in tokens / weight, as in `fair_queue`."""
         is_called = self.agent.may_call(self.adapter.version, now)
         return Resident(
             self.name,
@@ -209,7 +222,7 @@ class Version:
         )
 
     def as_demand(self, usage: float, now: float) -> PageDemand:
-        """Return what `paging` has to know of a version without a slot. usage: its tenant's, as in `fair_queue`."""
+        """Describe the version, which has no slot, for `paging.plan_pages`. usage: its tenant's, in tokens / weight, as in `fair_queue`."""
         # Once only: versions that no request uses would otherwise take the slots from each other for ever.
         is_successor = now - self.agent.used_at < IN_USE_S and not self.was_proven
         urgency = Urgency.SUCCESSOR if is_successor else Urgency.PREFETCH
@@ -219,17 +232,18 @@ class Version:
 
 @dataclass(slots=True, eq=False)
 class ServedAgent:
-    """What this replica keeps of an agent.
+    """An agent in this replica: its versions, and when its requests used them.
 
     Attributes:
         newest: its newest committed version; None while it is not served.
         is_strict: whether its job is strict.
         is_placed_here: whether this replica serves its requests; if not, its versions are loaded on request only.
-        tenant: of its last request; empty before the first.
+        tenant: tenant of its last request; empty before the first.
         used_at: when one of its requests last began or ended; -infinity before the first.
-        proven, used: numbers of the versions that were proven, and that requests have run on, in this incarnation of the engine.
-        called_at: last call of each version that an open step or evaluation may call again (`call`), by caller and version.
-        ended_slot_s: seconds that were charged for slots of its versions and are counted already.
+        proven: numbers of the versions that were proven in this incarnation of the engine.
+        used: numbers of the versions that requests have run on in this incarnation of the engine.
+        called_at: time of the last request for each past version that may be requested again (`call`), by caller and version.
+        ended_slot_s: charged seconds of slots, without those that `Slot.charged_s` still returns.
         versions: by number; those without a slot, waiting requests, a failure or an unload are dropped in `serve`.
     """
 
@@ -281,7 +295,7 @@ class ServedAgent:
         )
 
     def call(self, version: int, caller: str, num_open: int, now: float) -> None:
-        """Record the call of a version that an open step or evaluation may call again although newer ones were committed.
+        """Record a request for a version that an open step or evaluation may request ("call") again although newer ones were committed.
 
         These are the versions of an agent that plays past versions, one for each open step, and the version of an evaluation. The end
         of a step or evaluation is not reported to this role. So a call is dropped after `num_open` later versions of the same caller,

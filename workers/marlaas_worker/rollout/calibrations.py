@@ -1,4 +1,4 @@
-"""Finds the pool's calibration, which a trainer writes. The engine is tested against it, so the engine does not serve before."""
+"""Finds the pool's calibration: probes and the largest allowed difference of logprobs, from a trainer. The engine is tested against it."""
 
 import asyncio
 import logging
@@ -14,7 +14,10 @@ _log = logging.getLogger(__name__)
 
 
 class Calibrations:
-    """Finds the calibration of a pool for one base model (its fingerprint) and dtype. reason: why none was found yet, for people."""
+    """Finds the calibration of a pool for one base model and dtype.
+
+    base: fingerprint of the base model. dtype: in which this engine computes. reason: text that explains why none was found yet.
+    """
 
     def __init__(self, bus: Bus, pool: str, base: str, dtype: str) -> None:
         self._bus, self._pool, self._base, self._dtype = bus, pool, base, dtype

@@ -105,6 +105,8 @@ class Tokenizer(Protocol):
 class Conversation:
     """A conversation up to and including a reply.
 
+    A segment is a sequence of turns in which each prompt begins with all ids of the turns before it. The current one is the last.
+
     Attributes:
         history: chat messages before the reply; None if the conversation began as raw text.
         reply: the assistant's text after `history`, with the beginning that the template or the environment wrote.
@@ -133,7 +135,7 @@ class Draft:
         begun: the assistant's text after `history` so far; `Conversation.reply` will begin with it.
         text: the current segment, up to the end of the prompt.
         fresh: the end of `text` that has no ids yet.
-        opens_segment: whether the turn opens a segment; `fresh` is then the whole text.
+        opens_segment: whether the turn opens a segment: its prompt does not begin with earlier turns' ids, and `fresh` is the whole text.
         after: the end token before `fresh`; None if `fresh` does not follow one.
         tools: see `Conversation.tools`.
         opening: the part of `begun` that the template or the environment has written as the beginning of the assistant's message.
@@ -242,7 +244,8 @@ def restore(tokenizer: Tokenizer, parent: Conversation | None, turn: Turn) -> Co
 def beginning(request: GenerateRequest) -> tuple[Append, Tools]:
     """Return the append and the tools to record for a request that was not given to the engine.
 
-    Up to KEPT_CHARACTERS in all, they are the request's. If the text is longer, its beginning and a digest of the whole replace it.
+    Those of the request, if they have up to KEPT_CHARACTERS in all. Otherwise the append is the beginning of the request's text with a
+    digest of the whole, and the tools are None.
     """
     length = num_characters(request.append, request.tools)
     if length <= KEPT_CHARACTERS:

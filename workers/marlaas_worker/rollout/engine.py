@@ -139,7 +139,7 @@ class Engine(Protocol):
         ...
 
     async def restart(self) -> None:
-        """Stop what is left of the engine and start it again, without adapters."""
+        """Stop the engine, if it still runs, and start it again without adapters."""
         ...
 
     async def stop(self) -> None: ...
@@ -176,7 +176,7 @@ class Engine(Protocol):
         sampling: Sampling,
         began: Began = unheard,
     ) -> Completion:
-        """Generate. Cancelling the caller aborts the request in the engine; `sampling.max_s` ends it with its tokens so far.
+        """Generate a reply to a prompt. Cancelling the caller aborts the request; `sampling.max_s` ends it with its tokens so far.
 
         A prompt that fills the context window returns an empty Completion with CONTEXT.
 
@@ -200,7 +200,10 @@ class Engine(Protocol):
 
 @dataclass(slots=True)
 class Residents:
-    """An engine's own record of its loaded adapters and their requests. It refuses wrong calls, whatever `slots.ProvenVersions` says."""
+    """An engine's own record of its loaded adapters and of the requests that use them.
+
+    It raises LoadFailed for a wrong call, so that an error in the caller's own record (`slots.ProvenVersions`) cannot reach the engine.
+    """
 
     num_slots: int
     _held: dict[int, LoadedAdapter] = field(default_factory=dict)
@@ -257,7 +260,10 @@ class Residents:
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Facts about the model in a Hugging Face folder. fingerprint: `calibration.fingerprint`. max_positions: of `config.json`, in tokens."""
+    """Facts about the model in a Hugging Face folder.
+
+    fingerprint: `calibration.fingerprint`. max_positions: `max_position_embeddings` of `config.json`, in tokens.
+    """
 
     folder: Path
     fingerprint: str
@@ -285,7 +291,7 @@ def read_base_model(folder: Path) -> ModelFolder:
 
 
 def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:
-    """Raise PromptInvalid for ids that would crash an engine for every tenant."""
+    """Raise PromptInvalid if there are no ids, or some outside the vocabulary, which would crash an engine for every tenant."""
     if ids.ndim != 1 or len(ids) == 0:
         raise PromptInvalid("an empty prompt")
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
@@ -293,7 +299,10 @@ def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:
 
 
 def stop_reason(ended: bool, num_output: int, sampling: Sampling, *, matched: bool = False) -> StopReason:
-    """Return a generation's stop reason. ended: its last token is an end token. matched: its last token completes a stop string."""
+    """Return a generation's stop reason: LENGTH after `max_tokens`, or CONTEXT if the context window was full, unless one of these is true.
+
+    ended: its last token is an end token (STOP). matched: its last token completes a stop string (MATCH).
+    """
     if ended or matched:
         return StopReason.STOP if ended else StopReason.MATCH
     return StopReason.LENGTH if num_output >= sampling.max_tokens else StopReason.CONTEXT

@@ -57,7 +57,7 @@ class EngineMeter:
         num_running: requests in the engine.
         tenant_tokens: prompt and output tokens that the engine computed, by tenant.
         agents: recent tokens of the same kinds by policy key, only of jobs with several policies.
-        decode: recent speed of generation.
+        decode: recent average of seconds per generated token.
     """
 
     busy_s: float = 0.0
@@ -102,7 +102,7 @@ class EngineMeter:
         return Computed(num_prompt, 0 if running_s is None else self.decode.tokens_in(running_s, max_tokens))
 
     def advance(self, now: float) -> None:
-        """Add the time since the last call to `busy_s` and to the running requests."""
+        """Add the time since the last call to `busy_s`, and divide it equally among the running requests."""
         if self.num_running:
             self.busy_s += now - self._at
             self._share_s += (now - self._at) / self.num_running

@@ -39,7 +39,7 @@ class Cell(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """Numbers that tell an engine's work so far.
+    """Counts of an engine's work so far.
 
     Attributes:
         steps: batches that were computed.
@@ -137,8 +137,8 @@ class Standstill:
     """How long an engine has done nothing, in seconds.
 
     Attributes:
-        still_s: since its counters moved last, or since it last had nothing to do, whichever is later.
-        quiet_s: likewise, or since it last used the CPU.
+        still_s: since the latest time at which its counters moved or it had nothing to do.
+        quiet_s: since the latest time at which its counters moved, it had nothing to do, or its processes used the CPU.
     """
 
     still_s: float

@@ -105,7 +105,7 @@ class Generation:
 
         Raises:
             RequestRefused, VersionRefused, EngineKilled and other Permanent errors: a retry cannot help.
-            NotAdmitted, PinMissing and other Retryable errors.
+            NotAdmitted, PinMissing and other Retryable errors: a later try may succeed.
         """
         began = _clock()
         served = await self.policies.find(request)
@@ -242,7 +242,7 @@ class Generation:
         raise self.failures.verdict(*prompt, known, request_id(order.request.episode, order.request.turn))
 
     async def _run(self, order: Order, stage: RequestStage, known: Failures, own: Failures) -> Drawn | None:
-        """Generate once; return None if the request must be tried again with the current number of failures.
+        """Generate or score once; return None if the caller must call again with the current number of failures.
 
         The request waits until its version has a slot, then for a place in the engine. If the version has lost its slot by then, it
         waits again.

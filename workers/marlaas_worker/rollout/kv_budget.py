@@ -125,7 +125,10 @@ class PrefillShares:
         return one.num_prompt + num_prompt <= share * _STEPS * self.step_tokens
 
     def add(self, tenant: str, num_prompt: int) -> None:
-        """Add the tokens of a prompt that enters the engine; a negative number once it has been computed, or will not be."""
+        """Change the number of a tenant's prompt tokens that the engine has yet to compute.
+
+        num_prompt: tokens of a prompt that enters the engine; the negative number once the prompt has been computed, or will not be.
+        """
         self._present[tenant].num_prompt += num_prompt
 
 

@@ -54,12 +54,14 @@ class Resident:
 
     Attributes:
         name: its engine name.
-        loaded_at, used_at: when its load began; when its last request began or ended, or its load began if there was none.
-        num_running: requests in the engine. num_queued: requests that wait for a place in the engine.
+        loaded_at: when its load began.
+        used_at: when a request last began or ended on it, or ended its wait for a place in the engine; `loaded_at` before the first.
+        num_running: requests in the engine.
+        num_queued: requests that wait for a place in the engine.
         is_ready: whether its load has ended.
         is_current: whether it is the newest version of a served agent, or a past one that an open step or evaluation may call again.
-        is_strict: whether it samples one step of its job only (maxStaleness 0), so that the newest one may have no more requests.
-        usage: its tenant's, as in `fair_queue`.
+        is_strict: whether it samples only one step of its job (maxStaleness 0), so that even the newest version may get no more requests.
+        usage: its tenant's, in tokens / weight, as in `fair_queue`.
         has_served: whether a request has run on it in this incarnation of the engine, now or before an eviction.
         is_yielding: whether it takes no new requests, by the plan before this one.
     """
@@ -79,7 +81,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class PageDemand:
-    """A version without a slot.
+    """A version without a slot that may be loaded.
 
     name: its engine name. is_reload: whether a request has run on it in this incarnation of the engine. usage: its tenant's.
     """
@@ -92,7 +94,10 @@ class PageDemand:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Requests that wait for a version. name: its engine name. tenant, since: of the first request, and when it began to wait."""
+    """Requests that wait for a version.
+
+    name: the version's engine name. tenant: that of the first of these requests. since: when the first one began to wait.
+    """
 
     name: str
     tenant: str
@@ -208,7 +213,10 @@ class _Planner:
         self._busy = max(self._busy, MIN_BUSY) if demand.is_reload else self._busy
 
     def _has_time(self, num_loads: int) -> bool:
-        """Return whether there is time for so many re-loads in addition to the expected ones; if not, review the plan when there is."""
+        """Return whether there is time for `num_loads` re-loads in addition to the expected ones.
+
+        If not, the plan is reviewed (`review_s`) when there will be, or earlier.
+        """
         if not self._busy:
             return True
         delay_s = self._pace.delay_s(self._now, self._num_expected, num_loads, self._busy)
@@ -251,7 +259,7 @@ class _Planner:
         return self._is_needed(one) and not one.is_yielding
 
     def _needed_s(self, one: Resident) -> float:
-        """Return for how long a version counts as needed after its last request, while re-loads exceed their share."""
+        """Return the seconds after its last request for which a version counts as needed while re-loads exceed their limit."""
         return RECENT_S if one.is_strict and not one.is_current else MAX_QUANTUM_S
 
     def _yielding(self) -> tuple[frozenset[str], frozenset[str]]:

@@ -94,7 +94,9 @@ class Policies:
         ]
 
     async def find(self, request: GenerateRequest) -> JobAgent:
-        """Return the agent whose policy a request's agent plays. Reads a cached record again before it refuses because of it.
+        """Return the agent whose policy a request's agent plays.
+
+        Reads the job and its admission from the bus if the cached ones are missing, of another uid, deleted, or not admitted.
 
         Raises RequestRefused (no such job, another uid, no such agent on this pool, inconsistent names), NotAdmitted,
         BusUnavailable.
@@ -228,7 +230,7 @@ def _player(document: JobDocument, name: str) -> AgentSettings:
 
 
 class PinMissing(Retryable):
-    """The orchestrator has not pinned this group, and only the orchestrator may."""
+    """The group has no pin, and only the orchestrator may create it; or its pin was deleted while this role read it."""
 
 
 def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: str) -> bool:

@@ -36,7 +36,11 @@ from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, Loa
 
 
 class Check(StrEnum):
-    """The checks that a loaded version has to pass before it is served (`load_proven`)."""
+    """The checks that a version has to pass before it is served (`load_proven`), in this order.
+
+    IDENTITY: the manifest is of this version. FILES: the files have the manifest's sha256, and are a valid adapter. DIGEST: the tensors
+    in the engine's slot have the published digest. PROBES: the engine's logprobs match the trainer's.
+    """
 
     IDENTITY = "identity"
     FILES = "files"
