@@ -106,7 +106,10 @@ class Reception:
         return frozenset(one.agent_ref for one in self._agents if self._me not in placed.of(one.policy_key))
 
     def _on_report(self, key: str) -> None:
-        """Charge tenants in this replica's limiter for the tokens by which another replica's report has grown. key: of the report."""
+        """Charge tenants in this replica's limiter for the tokens that they used on another replica since that replica's previous report.
+
+        key: of the other replica's new report in the bucket.
+        """
         report = self._replicas.get(key)
         if report is None:
             self._others.drop(key)
@@ -139,7 +142,7 @@ class Reception:
         return self.placement().owner(self._keys.get(subject, ""), message.group, message.last_replica)
 
     async def _broadcast(self, message: CancelRequest | KeepRequest) -> None:
-        """Forward to all replicas, since an earlier owner of the episode may still run its requests."""
+        """Apply a message here and forward it to all other live replicas: an earlier owner of the group may still run the episode's requests."""
         self._apply(message)
         for name in self.live() - {self._me}:
             await self._forward(name, message)

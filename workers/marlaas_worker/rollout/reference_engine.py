@@ -46,7 +46,10 @@ Matrices = dict[str, dict[Kind, torch.Tensor]]
 
 
 class ReferenceEngine:
-    """See `engine.Engine`. end_ids: tokens that end a generation. Raises InvalidInput if the folder contains no model."""
+    """Implements `engine.Engine` with transformers, one sequence at a time on one thread. Raises InvalidInput if the folder contains no model.
+
+    end_ids: tokens that end a generation.
+    """
 
     def __init__(self, model: Path, spec: PoolSpec, end_ids: frozenset[int]) -> None:
         self._base = read_base_model(model)
@@ -246,7 +249,10 @@ class _AdaptedModel:
             layer.forward = partial(self._adapted, name, layer.forward)  # type: ignore[method-assign]
 
     def check(self, held: Matrices) -> None:
-        """Raise LoadFailed unless every module is a linear layer of this model and the matrices fit it."""
+        """Raise LoadFailed unless each module of an adapter is a linear layer of this model, and its matrices fit the layer.
+
+        held: the adapter's A and B, by module.
+        """
         for module, pair in held.items():
             linear = self._linears.get(module)
             if linear is None:

@@ -1,15 +1,16 @@
 """Time budget for re-loads of adapter versions in an engine, and the time for which a version in use keeps its slot.
 
-A re-load is the load of a version that has served requests and was evicted. While an adapter is loaded, the engine generates nothing.
+A re-load is the load of a version that has served requests and was evicted. During a load, the engine generates nothing.
 That delays the running requests only. So a load costs its time multiplied by `busy`, the share of the engine's places that running
 requests occupy: its cost is in seconds of a full engine. Pure; the caller passes the clock, in seconds.
 """
 
 MAX_RELOAD_SHARE = 0.02
-"""Most seconds of a full engine that re-loads may cost per second."""
+"""Most that re-loads may cost: 0.02 s of a full engine per second. A full engine runs as many requests as it has places."""
 MIN_BUSY = 0.2
-"""Least `busy` while a request runs. So re-loads of up to a second each take at most MAX_RELOAD_SHARE / MIN_BUSY = 10 % of an engine's
-time. Slower re-loads take more, because the cost of one is capped (`_MAX_COST_S`): one may begin every 10 s."""
+"""Least value of `busy` (share of the engine's places in use) while a request runs. So re-loads of up to a second each take at
+most MAX_RELOAD_SHARE / MIN_BUSY = 10 % of an engine's time. Slower re-loads take more, because the cost of one is capped (`_MAX_COST_S`): one may
+begin every 10 s."""
 MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
 MAX_CREDIT = 3
 """Number of unexpected re-loads that may begin before the budget has time for them."""
@@ -46,11 +47,14 @@ class ReloadPace:
 
     @property
     def quantum_s(self) -> float:
-        """Seconds for which a version in use keeps its slot: a load takes MAX_RELOAD_SHARE of them, within the limits above."""
+        """Least seconds for which a version in use keeps its slot: the mean time of a load, divided by MAX_RELOAD_SHARE.
+
+        At least MIN_QUANTUM_S, at most MAX_QUANTUM_S.
+        """
         return min(max(self._mean_s / MAX_RELOAD_SHARE, MIN_QUANTUM_S), MAX_QUANTUM_S)
 
     def cost_s(self, busy: float = 1.0) -> float:
-        """Return the expected cost of a re-load, in seconds of a full engine."""
+        """Return the expected cost of a re-load, in seconds of a full engine. busy: share of the engine's places in use (`busy`)."""
         return min(self._mean_s * busy, _MAX_COST_S)
 
     def busy(self, num_running: int) -> float:
@@ -60,7 +64,7 @@ class ReloadPace:
     def left_s(self, now: float, num_expected: int, busy: float = 1.0) -> float:
         """Return the budget that is left after `num_expected` re-loads, in seconds of a full engine; negative if they exceed it.
 
-        The budget saves up at most the cost of one more re-load in a full engine, and has that much at the engine's first load.
+        The balance is capped at the cost of `num_expected` + 1 re-loads in a full engine, and is that much after the engine's first load.
         """
         self._advance(now)
         if self.num_loads:

@@ -21,7 +21,10 @@ def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
 
 
 def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
-    """Return the metrics of requests and turns that wait. turns_waiting: number of generated turns that the full stream has no room for."""
+    """Return the metrics of waiting requests, of reserved KV cache tokens, and of turns that wait to be recorded.
+
+    turns_waiting: number of generated turns for which the turns stream has no room.
+    """
     reserved = limiter.budget.num_reserved
     return [
         Sample("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", limiter.num_waiting),
@@ -31,7 +34,10 @@ def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
 
 
 def of_engine(counts: EngineCounts, kv_tokens: int, restarts: int) -> list[Sample]:
-    """Return the metrics of the engine. Its own queue should stay empty, and it should preempt nothing, thanks to `RequestLimiter`."""
+    """Return the metrics of the engine. While `RequestLimiter` works, the engine's own queue is empty and it preempts no request.
+
+    kv_tokens: tokens that fit into the KV cache; 0 if unknown.
+    """
     name = "marlaas_rollout_engine"
     return [
         Sample("marlaas_rollout_kv_tokens", "gauge", "Tokens that fit into the KV cache.", kv_tokens),

@@ -28,9 +28,9 @@ class RequestLimiter:
     """Admits as many requests as the engine's batch and KV cache hold. Room goes to tenants by weight, then to jobs, then to agents.
 
     Requests wait here because the engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's
-    prefix cache, and generated tokens. A request that does not fit may be passed by others, for at most one KV cache of tokens.
-    The credit of all tenants together is also one KV cache of tokens. So a tenant whose episodes have all waited for tools may
-    afterwards fill its share of the batch at once.
+    prefix cache, and generated tokens. Other requests may pass one that does not fit, until they have taken as many tokens as the KV cache
+    holds. While a tenant's episodes wait for tools, it keeps a credit (`fair_queue`): at most its share of one KV cache of tokens.
+    So it may afterwards fill its share of the batch at once.
 
     Args:
         max_seqs: most requests in the engine.
@@ -40,7 +40,7 @@ class RequestLimiter:
     Attributes:
         budget: the tokens that the requests in the engine reserve.
         episodes: the open episodes, for which tenants keep their credit.
-        prefill: prompt tokens in the engine that it has not computed yet.
+        prefill: each tenant's prompt tokens in the engine that are not computed yet, and the limit on them.
     """
 
     def __init__(self, max_seqs: int, clock: Callable[[], float] | None = None, kv_tokens: int = 0) -> None:
@@ -75,7 +75,7 @@ class RequestLimiter:
 
     @contextlib.asynccontextmanager
     async def place(self, account: Account, num_prompt: int, output: int, kv_tokens: int = 0) -> AsyncIterator[Place]:
-        """Wait for a place, and hold it while the context is open. At the end, `Place.cost`, set by the caller, replaces the estimate.
+        """Wait for a place, and hold it while the context is open. At the end, `Place.cost`, set by the caller, replaces the estimated cost.
 
         Args:
             num_prompt: expected tokens of the prompt outside the prefix cache.

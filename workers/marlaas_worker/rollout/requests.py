@@ -36,11 +36,11 @@ REMEMBERED_S = 300.0
 MAX_INBOXES = 16
 _ANSWER_OBJECT_BYTES = 512
 MAX_CHARACTERS = 64 << 20
-"""Characters of requests (`_size`) that one job may have in progress. Each request counts _REQUEST_CHARACTERS or more: about 8,192 fit."""
+"""Characters of requests (`_size`) that one job may have in progress. Each counts _REQUEST_CHARACTERS or more, so about 8,192 fit."""
 _REQUEST_CHARACTERS = 8192
 """Memory of a request besides its text, in characters: its message object, its asyncio task, and the objects that the task waits on."""
 _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable, Unreadable)
-"""Errors that the platform causes: the reply to one sets `waits`. Every other error is a failure of the turn itself."""
+"""Errors that the platform causes: the reply to one sets `GenerateReply.waits`. Every other error is a failure of the turn itself."""
 _log = logging.getLogger(__name__)
 
 Play = Callable[[GenerateRequest, RequestStage], Awaitable[Turn]]
@@ -69,7 +69,7 @@ class _ActiveRequest:
 
 
 class Requests:
-    """All requests of this replica, and the heartbeats and answers to them.
+    """Accepts the requests of this replica, sends heartbeats while they are in progress, and answers them.
 
     Args:
         play: plays a turn, updates the request's stage, and returns the turn's record (`Generation.play`).

@@ -35,14 +35,17 @@ class Scored:
         return Prompt(Draft(None, "", "", "", opens_segment=True), NO_IDS, self.ids[: max_model_len - 1])
 
     def of_generated(self, logprobs: Sequence[float]) -> npt.NDArray[np.float32]:
-        """Return the logprobs of the generated ids, float32; NaN if unknown. logprobs: of ids 1, 2, … of the segment, as far as known."""
+        """Return one logprob for each generated id, float32; NaN for an id that was not scored, because the context window ended before it.
+
+        logprobs: the engine's scores, of the segment's second id and those that follow.
+        """
         known = np.full(len(self.ids), np.nan, np.float32)
         known[1 : 1 + len(logprobs)] = logprobs
         return known[self.generated]
 
 
 def segments(lineage: Sequence[Turn]) -> list[Scored]:
-    """Cut a conversation into its segments. lineage: its turns, oldest first."""
+    """Cut a conversation into its segments; the turns of a segment share one context. lineage: the conversation's turns, oldest first."""
     parts: list[list[Turn]] = []
     for turn in lineage:
         if turn.opens_segment or not parts:
@@ -62,7 +65,13 @@ def _segment(turns: Sequence[Turn]) -> Scored:
 
 
 def require_vocabulary(lineage: Sequence[Turn], own: str, teacher: str) -> None:
-    """Raise OtherVocabulary unless the ids of all turns are of the teacher's vocabulary. own: its digest. teacher: the agent's name."""
+    """Raise OtherVocabulary unless the ids of all turns are of the teacher's vocabulary.
+
+    Args:
+        lineage: turns of the student's conversation.
+        own: digest of the teacher's vocabulary.
+        teacher: name of the teacher's agent, for the error.
+    """
     for turn in lineage:
         if turn.vocabulary != own:
             raise OtherVocabulary(

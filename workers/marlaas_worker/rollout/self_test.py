@@ -40,7 +40,7 @@ from marlaas_worker.calibration import (
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed, Sampling
 
 NUM_GENERATED = 8
-"""Most tokens that a slot generates in one try, after a prompt of as many tokens of a probe."""
+"""Most tokens that are generated in one try with a slot's adapter. The prompt is this many tokens too: the first ones of a probe."""
 _TRIES = 3
 _FEW_TOKENS = 3.0
 """Multiple of the tolerance that is allowed for generated tokens, because the tolerance is for a mean over hundreds of tokens. Another
@@ -51,7 +51,7 @@ Scores = npt.NDArray[np.float32]
 
 
 class SelfTestFailed(Permanent):
-    """The engine does not apply its slots as the trainer computed; none of its output can be trusted."""
+    """The engine does not apply the adapters in its slots as the trainer does, or this cannot be tested. None of its output can be trusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Expected:
     Attributes:
         zero: under an adapter of zeros; float32 [T], the tokens of all probes in one array.
         large: under the self-test's random adapter, whose effect is large; float32 [T], as `zero`.
-        zero_tolerance, large_tolerance: largest mean |difference| of the engine's logprobs that passes, in nats.
+        zero_tolerance, large_tolerance: largest mean |difference| of the engine's logprobs from `zero` and `large` that passes, in nats.
     """
 
     zero: Scores
@@ -71,7 +71,13 @@ class Expected:
 
 
 def judge(expected: Expected, zero: Scores, large: Scores) -> str:
-    """Return why the engine's logprobs of the probes under the two adapters are wrong; empty if they are right."""
+    """Return why the engine's logprobs of the probes are wrong; empty if they are right.
+
+    Args:
+        expected: the trainer's logprobs, with tolerances.
+        zero: the engine's logprobs under an adapter of zeros, float32 [T].
+        large: the engine's logprobs under the self-test's large random adapter, float32 [T].
+    """
     gap = mean_gap(zero, expected.zero)
     if not gap <= expected.zero_tolerance:
         return (
@@ -91,7 +97,13 @@ def judge(expected: Expected, zero: Scores, large: Scores) -> str:
 
 
 def judge_generated(scored: Scores, reported: Scores, tolerance: float) -> str:
-    """Return why the logprobs that the engine reported with generated tokens are wrong; empty if they agree with its scores."""
+    """Return why the logprobs that the engine reported with generated tokens are wrong; empty if they agree with its scores.
+
+    Args:
+        scored: the engine's scores of the generated tokens, float32 [T].
+        reported: the logprobs with which it generated them, float32 [T].
+        tolerance: largest mean |difference| that passes, in nats.
+    """
     gap = mean_gap(reported, scored)
     if gap <= tolerance:
         return ""
@@ -143,7 +155,7 @@ class EngineSelfTest:
         return distance
 
     def _prepare(self) -> None:
-        """Write both adapters. Raises SelfTestFailed if the large one differs from the trainer's."""
+        """Write the files of the two test adapters. Raises SelfTestFailed if the large one differs from the trainer's."""
         test, dtype = self._calibration.self_test, self._calibration.dtype
         tensors, config = draw_adapter(test, dtype)
         found = tensor_digest(tensors, config.scaling, dtype)

@@ -1,4 +1,4 @@
-"""Everything that a replica keeps of the jobs that it serves: one object per job, dropped as a whole. The caller passes the clock, in seconds."""
+"""State of the jobs that a replica serves: one object per job, dropped as a whole. No I/O; the caller passes the clock, in seconds."""
 
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +16,13 @@ GONE_S = 60.0
 
 @dataclass(slots=True)
 class EngineUse:
-    """Generated tokens, and share of the engine's time, since the role's start. num_requests: requests that were charged."""
+    """Use of the engine by a job, since the role's start.
+
+    Attributes:
+        num_requests: requests that were charged.
+        tokens: tokens that were generated for them.
+        engine_s: their share of the engine's time, in seconds.
+    """
 
     num_requests: int = 0
     tokens: int = 0
@@ -41,7 +47,7 @@ class History:
 class Failures:
     """Failures of the engine with a prompt.
 
-    since: number of requests that the engine had generated at the first one. last: text of the last one.
+    since: number of requests that the engine had completed before the first failure. last: error text of the last failure.
     """
 
     number: int = 0
@@ -51,7 +57,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class CacheBounds:
-    """Bounds of the caches of all jobs together."""
+    """Bounds of the caches in `ServedJob`, in bytes. All jobs share one bound for each kind of cache."""
 
     pins: CacheBound = field(default_factory=lambda: CacheBound(16 << 20))
     """About 40,000 pins, of the groups in progress and of past ones. A pin that is not in memory is read again."""
@@ -63,15 +69,16 @@ class CacheBounds:
 
 
 class ServedJob:
-    """Everything that this replica keeps of a job.
+    """State of a job on this replica: its use of the engine, its agents, and its caches.
 
     Attributes:
         ref: the job.
-        used: by its requests. preempted: of that, by the generations that were cancelled after a preemption of the job.
+        used: the engine use of its requests.
+        preempted: the part of `used` by generations that were cancelled after a preemption of the job.
         turn_bytes: bytes that this replica has added to the turns stream.
-        outputs: lengths of its last outputs.
-        pins: pinned versions, by the name under which the agent is pinned, and the group.
-        manifests: of its agents' versions, by sha256.
+        outputs: lengths of its last outputs, in tokens.
+        pins: pinned versions, by agent (`AgentSettings.pinned_as`) and group.
+        manifests: of its agents' versions, by the sha256 of the manifest.
         histories: conversations by agent, episode and number of the last turn; no agent continues another agent's.
         answers: time (loop's clock) and encoded message of each answer, by the key of the request.
         agents: its agents with their versions in the engine, by name.
@@ -107,7 +114,7 @@ class ServedJob:
 
 
 class ServedJobs:
-    """What this replica keeps of each job, until the job's document has been gone for `GONE_S`."""
+    """The state of each job on this replica, kept until the job's document has been gone for `GONE_S`."""
 
     def __init__(self) -> None:
         self.bounds = CacheBounds()
@@ -120,17 +127,17 @@ class ServedJobs:
         return len(self._jobs)
 
     def find(self, ref: JobRef) -> ServedJob | None:
-        """Return a job; None if nothing of it is kept."""
+        """Return the state of a job; None if there is none."""
         return self._jobs.get(ref)
 
     def of(self, ref: JobRef) -> ServedJob:
-        """Return what is kept of a job that is known to exist; create it at the first use."""
+        """Return the state of a job, created at the first use. The job must be known to exist."""
         if (found := self._jobs.get(ref)) is None:
             found = self._jobs[ref] = ServedJob(ref, self.bounds)
         return found
 
     def agent(self, ref: AgentRef) -> ServedAgent:
-        """Return what is kept of an agent of a job that is known to exist; create it at the first use."""
+        """Return the state of an agent, created at the first use. The agent's job must be known to exist."""
         agents = self.of(ref.job).agents
         if (found := agents.get(ref.name)) is None:
             found = agents[ref.name] = ServedAgent(ref)

@@ -165,7 +165,10 @@ class _Rollout:
             self._background.append(self._tasks.create_task(work, name=name))
 
     async def _steer(self) -> None:
-        """Apply changes of jobs, until cancelled: subscribe to their requests, cancel those of others, and preload their newest versions."""
+        """Follow the jobs that are admitted, until cancelled.
+
+        Subscribe to the requests of their agents, cancel the requests of other jobs, and set the newest versions to preload.
+        """
         try:
             while True:
                 self._changed.clear()
@@ -228,7 +231,7 @@ class _Rollout:
     async def _test(self, engine: Engine) -> None:
         """Wait for the calibration, then run the self-test. Raises SelfTestFailed, EngineDown.
 
-        Each engine incarnation must pass it before it serves.
+        Each incarnation of the engine must pass the self-test before it serves.
         """
         self._phase = ""
         self._reporter.changed()

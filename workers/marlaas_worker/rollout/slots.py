@@ -145,7 +145,13 @@ class ProvenVersions:
         strict: Collection[AgentRef] = (),
         on_others: Collection[AgentRef] = (),
     ) -> None:
-        """Set the newest version of every served agent, the agents of strict jobs, and those that are placed on other replicas."""
+        """Set which agents are served, with their newest versions, and start a new plan of the slots.
+
+        Args:
+            newest: the newest committed version of each served agent.
+            strict: agents of jobs with maxStaleness 0, in which one version samples a whole step.
+            on_others: agents whose requests only other replicas serve; their versions are loaded on request only.
+        """
         versions = {adapter.agent_ref: adapter.version for adapter in newest}
         self.served = tuple(self._jobs.agent(ref) for ref in versions)
         for agent in self._jobs.agents():
@@ -156,7 +162,7 @@ class ProvenVersions:
         self._notify()
 
     def begin(self, version: Version, folder: Path, now: float) -> Slot:
-        """Take a slot for a version before its load. Raises LoadFailed if there is none, or the version has one already."""
+        """Take a slot for a version before its load. Raises LoadFailed if no slot is free, or the version has one already."""
         if version.adapter in self.resident or len(self.resident) >= self.num_slots:
             raise LoadFailed(f"there is no slot for {version.name}: {len(self.resident)} of {self.num_slots} are taken")
         loaded = LoadedAdapter(version.name, next(self._numbers), folder)

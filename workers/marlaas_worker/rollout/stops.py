@@ -16,7 +16,7 @@ _MARGIN = 8
 
 
 class WritingTokenizer(Protocol):
-    """A tokenizer that keeps special tokens in its texts."""
+    """Tokenizer interface of this module, which needs texts with special tokens. Implemented by `tokenizer.PretrainedTokenizer`."""
 
     def raw(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens included."""
@@ -42,7 +42,7 @@ class Stops:
     def end(self, ids: Sequence[int], checked: int = 0) -> int | None:
         """Return how many of a reply's ids form its shortest beginning with a stop string; None if the reply contains no stop string.
 
-        checked: number of ids at the beginning that are known to contain none.
+        checked: number of ids at the beginning that are known to contain no stop string.
         """
         for length in range(checked + 1, len(ids) + 1):
             text = self.raw(ids[max(0, length - self._window) : length])

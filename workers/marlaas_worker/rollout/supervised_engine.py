@@ -46,10 +46,12 @@ class SupervisedEngine:
         engine_restarted: called after each successful restart.
 
     Attributes:
-        limiter, meter: of the requests to this engine; shared by all its incarnations.
+        limiter: limits the requests in the engine; the same for all incarnations.
+        meter: counts the requests' engine time and tokens; the same for all incarnations.
         slot_numbers: source of `LoadedAdapter.slot_id` for every load into this engine.
         up: whether the engine serves.
-        incarnation, restarts: number of failures, and of successful restarts.
+        incarnation: number of the current incarnation, from 0; each failure adds 1.
+        restarts: number of successful restarts.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class SupervisedEngine:
         return self.up and await self._engine.healthy()
 
     def report(self, incarnation: int, reason: str) -> None:
-        """Report that an incarnation has failed, so that the engine is restarted. Ignored if it is over already, or the engine is not up."""
+        """Report that an incarnation has failed, so that the engine is restarted. Ignored for an earlier incarnation, or if the engine is down."""
         if incarnation != self.incarnation or not self.up:
             return
         _log.error("the engine failed and is restarted: %s", reason)
@@ -137,7 +139,7 @@ class SupervisedEngine:
             group.create_task(self._restart_after_failures(), name="engine restart")
 
     async def _admit(self) -> None:
-        """Test a new incarnation, set the limiter to its sizes, and let requests use it."""
+        """Test a new incarnation, set the limiter to the sizes of its KV cache and of its steps, and let requests use it."""
         async with background(self._check_tested()):
             await self._test(self._engine)
         self.limiter.set_kv_tokens(self._engine.limits.kv_tokens)

@@ -34,7 +34,7 @@ _ANY_TOOL = json.dumps(
 
 
 def vocabulary_digest(ids: Mapping[str, int]) -> str:
-    """Return the sha256 (hex) of a vocabulary. ids: by the text of the token."""
+    """Return the sha256 (hex) of a vocabulary. ids: the id of each token, by the token's text."""
     return hashlib.sha256(json.dumps(sorted(ids.items())).encode()).hexdigest()
 
 
@@ -109,15 +109,15 @@ class PretrainedTokenizer:
         return made
 
     def check_template(self) -> None:
-        """Raise TemplateRefused if the template writes tool calls or reasoning with special tokens that nothing here parses."""
+        """Raise TemplateRefused if the template writes tool calls or reasoning with special tokens that the renderer cannot parse."""
         self.renderer.check(self._plainly_rendered)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """See `conversation.Tokenizer`. Raises BadAppend with the template's error text."""
+        """Render messages as a prompt (`conversation.Tokenizer.render`). Raises BadAppend with the template's error text."""
         return self._checked(messages, tools, self._rendered)
 
     def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """See `templates.EndingTokenizer`. Raises BadAppend with the template's error text."""
+        """Render messages that end with a complete reply (`templates.EndingTokenizer.whole`). Raises BadAppend with the template's error text."""
         return self._checked(messages, tools, self._wholly_rendered)
 
     def _checked(self, messages: Sequence[ChatMessage], tools: Sequence[str], render: _Render) -> str:
@@ -168,12 +168,12 @@ class PretrainedTokenizer:
 
     @cached_property
     def vocabulary(self) -> str:
-        """See `templates.EndingTokenizer`."""
+        """Digest of all tokens and their ids (`templates.EndingTokenizer.vocabulary`)."""
         return vocabulary_digest(self._tokenizer.get_vocab())
 
     @cached_property
     def begin_ids(self) -> tuple[int, ...]:
-        """See `conversation.Tokenizer`."""
+        """The special tokens that the tokenizer puts before a text, such as BOS (`conversation.Tokenizer.begin_ids`)."""
         ids, text = list(self._tokenizer.encode("a", add_special_tokens=True)), self.encode("a")
         places = (at for at in range(len(ids)) if ids[at : at + len(text)] == text)
         return tuple(ids[: next(places, 0)])

@@ -39,7 +39,7 @@ class Tokenizers:
         return self._made.setdefault(settings, made)
 
     async def vocabulary(self) -> str:
-        """Return the digest of the vocabulary (`EndingTokenizer.vocabulary`)."""
+        """Return the digest of the vocabulary that all these tokenizers share (`EndingTokenizer.vocabulary`)."""
         return await asyncio.to_thread(lambda: self.pool.vocabulary)
 
     def further_ends(self, tokenizer: EndingTokenizer) -> frozenset[int]:

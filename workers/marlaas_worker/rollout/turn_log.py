@@ -155,7 +155,7 @@ def add_history(job: ServedJob, turn: GenerateRequest | Turn, conversation: Conv
     """Cache the conversation after a turn.
 
     It replaces the conversation that the turn continues, so that an episode without branches takes one entry. If a second turn
-    continues the replaced one, that is restored from the stream (`TurnLog.parent`) and then kept, because more turns may continue it.
+    continues the replaced conversation, `TurnLog.parent` restores that from the stream. It is then kept, because more turns may continue it.
     """
     if turn.parent is not None:
         replaced = turn.agent, turn.episode, turn.parent

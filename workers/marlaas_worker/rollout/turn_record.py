@@ -18,13 +18,13 @@ COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "tur
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Inputs of one generation.
+    """Inputs of one generation or score.
 
     Attributes:
         served: the agent that generates, with the job's document.
-        job: what this replica keeps of the job.
+        job: the job's state on this replica.
         tokenizer: with the job's chat template.
-        adapter: the version that samples the turn.
+        adapter: the version that samples the turn or scores the prompt.
         began: when the request arrived, or the scoring of this segment began, on the loop's clock.
         num_preemptions: number of preemptions of the job before this generation.
         vocabulary: digest of the tokenizer's vocabulary, for the record; empty if the job does not distil.
@@ -61,12 +61,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A completion, and what it took.
+    """Result of one generation or score: the completion, and the time that it took.
 
     Attributes:
         sha256: of the adapter's tensors file.
         queue_s, engine_s: seconds from `Order.began` until the request entered the engine, and in the engine.
-        share_s: its share of the engine's time, in seconds (`Meter.share_s`).
+        share_s: the request's share of the engine's time, in seconds (`Meter.share_s`).
         context_tokens: length of the context window, if the prompt does not fit; else 0.
     """
 

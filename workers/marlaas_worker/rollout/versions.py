@@ -128,7 +128,7 @@ class Versions:
     def _wanted(self, now: float) -> dict[str, Version]:
         """Return the committed versions that should have a slot and may be loaded now, by engine name; the most urgent first.
 
-        First those that requests wait for (`order_waits`), then the newest ones of agents placed here, the last used agent first.
+        First those that requests wait for (`order_waits`), then the newest ones of agents placed here, the most recently used agent first.
         """
         waiting = {one.name: one for one in self.proven.waiting.values()}
         waits = (one.waiting.wait for one in waiting.values() if one.waiting is not None)

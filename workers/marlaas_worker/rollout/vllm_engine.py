@@ -54,7 +54,7 @@ _LAST_AT_ONCE = 1 << 30
 
 
 class VllmEngine:
-    """See `engine.Engine`. Raises InvalidInput if the folder contains no model, or as `vllm_settings`.
+    """Implements `engine.Engine` with vLLM. Raises InvalidInput if the folder contains no model, or as `vllm_settings`.
 
     Args:
         end_ids: tokens that end a generation.
@@ -180,7 +180,7 @@ class VllmEngine:
         return _completion(outputs, sampling)
 
     async def healthy(self) -> bool:
-        """See `engine.Engine`. An engine is judged by its progress (`engine_progress`).
+        """Return whether the engine works, judged by its answers and its progress (`engine.Engine.healthy`, `engine_progress`).
 
         vLLM answers between two steps, and one step may be a long prompt on a CPU. So an engine that does not answer is healthy while
         it makes progress, or computes within the bound for one step. An engine that answers has ended its last step: it is healthy unless

@@ -25,7 +25,7 @@ OWNER = "MARLAAS_ENGINE_OWNER"
 
 
 class AdapterSlots:
-    """Mixin for vLLM's worker class; its names must not collide with vLLM's."""
+    """Adds to vLLM's worker class the calls that load an adapter and read a slot's digest. Its names must not collide with vLLM's."""
 
     model_runner: Any
 

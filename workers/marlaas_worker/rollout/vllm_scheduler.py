@@ -11,7 +11,10 @@ from marlaas_worker.rollout.output_buffer import OutputBuffer
 
 
 class BufferingScheduler(CountsWork, Scheduler):  # type: ignore[misc]
-    """Sends at most two outputs per request instead of one per step. Only for engines without asynchronous scheduling, as on a CPU."""
+    """vLLM's scheduler for engines without asynchronous scheduling, as on a CPU, with counters.
+
+    Sends at most two outputs per request instead of one per step: the first one, and all others joined (`OutputBuffer`).
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -34,7 +37,7 @@ class BufferingScheduler(CountsWork, Scheduler):  # type: ignore[misc]
 
 
 class CountingAsyncScheduler(CountsWork, AsyncScheduler):  # type: ignore[misc]
-    """vLLM's scheduler for engines with asynchronous scheduling, as on a GPU."""
+    """vLLM's scheduler for engines with asynchronous scheduling, as on a GPU, with the counters of `CountsWork`."""
 
 
 def open_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:

@@ -103,9 +103,9 @@ def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSett
 
 
 def choose_cache_bytes(model: Path, spec: PoolSpec, card: Card | None) -> int:
-    """Return the bytes of the KV cache: those that the pool sets, or else what the card has left beside the rest of an engine's plan.
+    """Return the bytes of the KV cache: those that the pool sets, or else what the GPU has left beside the rest of `engine_plan`.
 
-    card: None on a CPU, where a default replaces what is left. Raises InvalidInput if the engine's least memory exceeds the card's.
+    card: the GPU's memory; None on a CPU, where a default replaces what is left. Raises InvalidInput if an engine needs more than that.
     """
     if card is None:
         return cache_bytes(spec)
@@ -117,7 +117,7 @@ def choose_cache_bytes(model: Path, spec: PoolSpec, card: Card | None) -> int:
 
 
 def _card() -> Card:
-    """Return this process's card. The driver's command is preferred, because CUDA would keep a context in this process."""
+    """Return the memory of this process's GPU. Asks CUDA only if the driver's command fails: CUDA would keep a context in this process."""
     found = cards()
     if found:
         return found[0]
@@ -209,7 +209,7 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 
 
 def adaptable_layers(model: Path) -> set[str]:
-    """Return the names of the linear layers (`q_proj`) that adapters may have.
+    """Return the names of the linear layers (such as `q_proj`) that adapters may have.
 
     These are all linear layers but embeddings, head, routers and experts, read from the shapes in the model's
     safetensors headers. Raises InvalidInput if there are none.
@@ -279,7 +279,8 @@ def first_error(log: Path, since: int = 0) -> str:
 def start_failure(words: str, log: Path) -> Permanent:
     """Return the error of a failed start: InvalidInput if another start would fail in the same way, else Permanent.
 
-    It would if the error is of a kind in _LASTING and not about memory, which may become free. words: vLLM's error, `<kind>: <text>`.
+    Another start fails alike if the error's kind is in _LASTING, unless it is about memory, which may become free.
+    words: vLLM's error, `<kind>: <text>`.
     """
     kind, text = words.partition(":")[0].rpartition(".")[2], f"vLLM did not start: {words} (its log: {log})"
     return Permanent(text) if "memory" in words.lower() or kind not in _LASTING else InvalidInput(text)

@@ -61,7 +61,7 @@ class Renderer:
         return any(token in marks for token in self._specials)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of a reply's ids: `Reply.text`."""
+        """Return the text of a reply's ids, as the environment gets it (`Reply.text`). Special tokens are kept if `writes_specials`."""
         return self._decode(ids, skips=not self.writes_specials)
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
@@ -81,8 +81,13 @@ class Renderer:
     def past(self, text: str, before: str, tools: Sequence[str]) -> tuple[ChatMessage, ...]:
         """Return the messages with which a reply can be given to the chat template, in the order in which to try them.
 
-        They are a message with the reply's parts, if it has some, and one with its plain text. A template that may not show parts
-        (`_is_plain`) gets the text first. Arguments as of `parts`, with the text of the reply.
+        They are a message with the reply's parts (reasoning, content, calls), if it has some, and one with its plain text. The plain text
+        comes first if it is unknown how the template shows parts (`_is_plain`).
+
+        Args:
+            text: the reply.
+            before: the text of the prompt.
+            tools: JSON texts of the functions that the template shows.
         """
         plain = ChatMessage(role="assistant", content=text)
         reasoning, content, calls = self._read(text, before, tools)
@@ -96,14 +101,14 @@ class Renderer:
         return (plain, parts) if self._is_plain else (parts, plain)
 
     def check(self, render: Render) -> None:
-        """Raise TemplateRefused if the template writes reasoning or calls with special tokens that nothing here parses."""
+        """Raise TemplateRefused if the template writes reasoning or calls with special tokens, and the form of these is unknown (`_is_plain`)."""
         lost = lost_tokens(render, self._specials) if self._is_plain else ""
         if lost:
             raise TemplateRefused(lost)
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the form in which the template writes reasoning and calls is unknown: no `response_template`, and only ChatML."""
+        """Whether the form in which the template writes reasoning and calls is unknown: no `response_template`, and no family but ChatML."""
         return self.own is None and self._family is CHATML
 
     @property

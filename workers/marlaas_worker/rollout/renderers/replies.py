@@ -12,7 +12,7 @@ from marlaas_worker.rollout.stops import WritingTokenizer
 
 
 class ReadingTokenizer(Tokenizer, WritingTokenizer, Protocol):
-    """A tokenizer that parses replies in the format of its model family."""
+    """Tokenizer interface of this module, which also parses replies. Implemented by `tokenizer.PretrainedTokenizer`."""
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
         """Parse a reply's ids, without the end token (`renderers.Renderer.parts`)."""
