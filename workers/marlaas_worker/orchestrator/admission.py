@@ -37,7 +37,10 @@ RECONSIDER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The decision on one job; if it is not admitted, it is queued or suspended. reason: a `Reason`, in CamelCase. message: text for people."""
+    """Whether one waiting job is admitted, and why. A job that is not admitted is queued or suspended.
+
+    reason: a `Reason`, in CamelCase. message: text for people.
+    """
 
     admitted: bool
     reason: str
@@ -54,13 +57,13 @@ class TenantTerms:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionScene:
-    """Everything that a decision depends on, besides earlier decisions.
+    """Everything that one decision on admissions and preemptions depends on, besides earlier decisions.
 
     Attributes:
         waiting: documents of jobs that are not admitted.
-        holding: documents of admitted jobs. Their units count as held even if their pool has fewer now.
+        holding: documents of admitted jobs. The units of resources that a job needs count as held, even if its pool has fewer now.
         since: when each of `holding` was last admitted, in the same order, unix seconds.
-        pools: capacities of the pools that serve, by name.
+        pools: capacities, by name, of the pools that have a ready rollout replica.
         tenants: terms by tenant; a tenant that is absent has weight 1 and no quota.
         stored: by tenant, bytes that its jobs keep in the blob store.
         now: unix seconds.
@@ -90,7 +93,12 @@ class AdmissionScene:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionDecision:
-    """By uid, the decision on each waiting job (`admissions`), and why each running job that must stop is preempted (`preempted`)."""
+    """Which waiting jobs are admitted, and which running jobs must stop to make room.
+
+    Attributes:
+        admissions: the decision on each waiting job, by uid.
+        preempted: by uid of each running job that must stop, why it is preempted, as text for people.
+    """
 
     admissions: dict[str, Admission] = field(default_factory=dict)
     preempted: dict[str, str] = field(default_factory=dict)
@@ -100,7 +108,10 @@ ADMITTED = Admission(True, Reason.ADMITTED, "running")
 
 
 class AdmissionQueue:
-    """Decides on admissions, and keeps what later decisions depend on: past use, and preemptions in progress."""
+    """Decides which waiting jobs are admitted and which running jobs are preempted.
+
+    Between decisions, it keeps the tenants' past use, and the preemptions whose victims have not all stopped.
+    """
 
     def __init__(self) -> None:
         self.past = PastUse()
@@ -111,7 +122,10 @@ class AdmissionQueue:
         self._last: tuple[AdmissionScene, AdmissionDecision] | None = None
 
     def decide(self, scene: AdmissionScene) -> AdmissionDecision:
-        """Decide on every waiting job, and which running jobs must stop."""
+        """Decide for every waiting job whether it is admitted now, or why it waits, and which running jobs must stop.
+
+        No job is started or stopped here: the caller carries out the decision. The last one is reused while it holds (`AdmissionScene.stands_for`).
+        """
         if self._last is not None and self._last[0].stands_for(scene):
             return self._last[1]
         decision, queued = AdmissionDecision(), list[JobDocument]()
@@ -129,11 +143,11 @@ class AdmissionQueue:
         return decision
 
     def advance(self, now: float) -> None:
-        """Add the use since the last call to the tenants' past use. now: unix seconds."""
+        """Add to each tenant's past use what its jobs used since the last call, by their share as of the last decision. now: unix seconds."""
         self.past.advance(now, self._shares)
 
     def entered(self, document: JobDocument) -> None:
-        """Charge a job's admission to its tenant's past use."""
+        """Add the charge for a job's admission, `shares.ENTRY_S` seconds of the job's share, to its tenant's past use."""
         self.past.enter(document.tenant, self._demands.share_of(document))
 
     def left(self, document: JobDocument) -> None:
@@ -272,7 +286,7 @@ def _hindrance(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> Admi
 
 
 def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None:
-    """Return the first need of the job's agents on a pool that its replicas do not meet, as text with both numbers; None if they meet all."""
+    """Return, as text with the needed and the present number, the first need of a job that a pool's replicas do not meet; None if they meet all."""
     agents = [one.agent for one in agents_on(name, document)]
     rank, need = (
         max(agent.adapter.rank for agent in agents),
@@ -294,7 +308,7 @@ def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None
 def terms_of(documents: Iterable[tuple[int, JobDocument]]) -> dict[str, TenantTerms]:
     """Return weight and quota by tenant.
 
-    While the operator rewrites the documents of an edited tenant's jobs, they differ; the document with the highest revision counts.
+    While the operator rewrites the documents of an edited tenant's jobs, their terms differ; the document with the highest revision counts.
 
     Args:
         documents: all job documents, with their revisions in the bucket `jobs`.

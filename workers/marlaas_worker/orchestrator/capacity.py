@@ -20,17 +20,17 @@ GRAIN = 1 << 12
 SLOTS, KV_CACHE, TRAINER_MEMORY = "adapter slots", "KV cache", "trainer memory"
 
 AGENTS_PER_PLACE = 2
-"""Agents that a pool admits for each one that fits a trainer's memory. They take turns: parked agents need none of it (`trainer.room`)."""
+"""Number of agents that a pool admits for each one that fits a trainer's memory. They take turns; a parked one needs none of it (`trainer.room`)."""
 
 Resource = tuple[str, str]
-"""A pool's name, and one of the three resources."""
+"""A pool's name, and one of `SLOTS`, `KV_CACHE` and `TRAINER_MEMORY`."""
 Amounts = Mapping[Resource, int]
 """Units by resource. A resource that is absent is unknown and limits nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
-    """Limits of a pool's serving replicas.
+    """Capacity of a pool, from the reports of its ready rollout replicas and trainers.
 
     Attributes:
         slots: adapter slots of the smallest engine.
@@ -107,7 +107,7 @@ def _capacity(engines: list[ReplicaReport], trainers: list[ReplicaReport]) -> Po
 
 
 def totals(pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:
-    """Return the total units of all known resources. pools: by name."""
+    """Return the total units of each known resource of each pool. pools: capacities by name."""
     return {
         (pool, name): min(total, GRAIN) for pool, capacity in pools.items() for name, total in capacity.totals().items()
     }
@@ -123,7 +123,7 @@ def trainer_bytes(document: JobDocument, pool: str, capacity: PoolCapacity) -> i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobDemand:
-    """A job and the units that it holds while it is admitted."""
+    """A job, and `need`: the units of its pools' resources that it holds while it is admitted."""
 
     document: JobDocument
     need: Amounts
@@ -145,7 +145,7 @@ class JobDemand:
 
 
 class Demands:
-    """Cache of the jobs' demands at the pools' present capacities."""
+    """Cache of the units that each job needs (`JobDemand`), as computed from the pools' present capacities."""
 
     def __init__(self) -> None:
         self._pools: Mapping[str, PoolCapacity] = {}
@@ -165,7 +165,7 @@ class Demands:
         return known
 
     def share_of(self, document: JobDocument) -> float:
-        """Return a job's own dominant share, its largest part of any resource's total; not divided by the tenant's weight."""
+        """Return a job's own dominant share: the largest fraction of any resource's total that it needs; not divided by the tenant's weight."""
         amounts = totals(self._pools)
         return max((units / amounts[resource] for resource, units in self.of(document).need.items()), default=0.0)
 

@@ -21,7 +21,9 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """The position in the walk through the data.
+    """The position in the order of a job's training tasks, and the numbers of skipped visits.
+
+    A visit is one position in that order, counted from 0 over all passes. Its task is issued as one group, or skipped.
 
     Attributes:
         next_visit: the visit to issue or skip next.
@@ -85,7 +87,7 @@ class DataOrder:
         return verdict if passes <= skip.passes else None
 
     def take(self, walk: Walk, number: int) -> tuple[list[int], Walk]:
-        """Return the next `number` visits to issue, and the walk after them."""
+        """Return the next `number` visits to issue, without the visits that are skipped (`skip_reason`), and the walk after them."""
         visits: list[int] = []
         while len(visits) < number:
             visit, walk = walk.next_visit, self._at_pass(walk)

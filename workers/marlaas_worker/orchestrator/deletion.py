@@ -35,7 +35,7 @@ Reports = Callable[[], Sequence[ReplicaReport]]
 
 @dataclass(frozen=True, slots=True)
 class DeletedJob:
-    """A job to delete.
+    """What a deletion needs to know of its job, whose document a later job may have replaced.
 
     Attributes:
         agents: names of its agents, as far as its document or progress contains them.
@@ -48,13 +48,13 @@ class DeletedJob:
 
     @staticmethod
     def by_document(document: JobDocument) -> "DeletedJob":
-        """Describe a job whose document is marked as deleted."""
+        """Return the `DeletedJob` of a job whose document is marked as deleted."""
         names = tuple(agent.name for agent in document.spec.agents)
         return DeletedJob(document.ref, names, document.spec.adapter_retention == "keep")
 
     @staticmethod
     def by_progress(progress: Progress) -> "DeletedJob":
-        """Describe a job whose document was replaced by a later job of the same name.
+        """Return the `DeletedJob` of a job whose document was replaced by a later job of the same name.
 
         Its adapters are kept: the document, which could allow their removal, no longer exists.
         """
@@ -62,7 +62,7 @@ class DeletedJob:
 
 
 class Deletion:
-    """Deletes one job. reports: returns the latest reports of all replicas."""
+    """Deletes the messages, keys and blobs of one job, and last its document. reports: returns the latest reports of all replicas."""
 
     def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, job: DeletedJob) -> None:
         self._bus, self._blobs, self._now = context.bus, context.blobs, context.now
@@ -187,7 +187,7 @@ class Deletion:
         return [AdapterRef(ref.namespace, ref.name, ref.uid, agent, version) for agent, version in versions.items()]
 
     async def _kept(self, adapter: AdapterRef, newest: BlobRef | None, folder: list[str]) -> set[str]:
-        """Return the names of a version's manifest and files.
+        """Return the names of a kept version's manifest and files.
 
         If the chain of manifests no longer reaches the version, an earlier attempt has already cleaned its
         folder. Then all blobs that are left in it are kept.

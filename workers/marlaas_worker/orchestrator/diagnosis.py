@@ -1,4 +1,4 @@
-"""Warnings: the figures of a step or an evaluation that are out of their bounds, each in a sentence with what to do. Pure.
+"""Warnings about a step or an evaluation: numbers in its record that are out of bounds, each in a sentence with what to do. Pure.
 
 A warning never stops a job. It says that the numbers of the job may not mean what they seem to mean.
 """
@@ -9,19 +9,19 @@ from marlaas_api.messages import EvalRecord, JobDocument, StepPlays, StepRecord
 from marlaas_api.reasons import Reason
 
 MAX_CUT, MAX_FLAT = 0.3, 0.8
-"""Largest share of replies that were cut, and of groups with equal rewards, without a warning."""
+"""Warn if more than these shares of a step's replies were cut, or of its groups have equal rewards."""
 MIN_ESS, MAX_GAP = 0.9, 0.1
-"""Bounds of the effective sample size, as a share of the tokens, and of the mean |log(trainer / engine)| of on-policy tokens, in nats."""
+"""Warn below this effective sample size, as a share of the tokens, and above this mean |log(trainer / engine)| of on-policy tokens, in nats."""
 FEWEST_GROUPS = 4
 """Fewest groups of a step for warnings about their rewards and prompts: in fewer groups, equal ones may be chance."""
 
 
 def warnings(document: JobDocument, step: StepRecord | None, evaluation: EvalRecord | None) -> dict[str, str]:
-    """Return the warnings: by reason, a sentence for each figure that is out of its bounds.
+    """Return the warnings: by `Reason`, a sentence for each number that is out of bounds.
 
     Args:
-        step: the last step on record.
-        evaluation: the record of the newest evaluated version.
+        step: the record of the last step; None before the first.
+        evaluation: the record of the newest evaluated version; None before the first.
     """
     found: dict[str, str] = dict(_of_evaluation(evaluation)) if evaluation is not None else {}
     return found | (dict(_of_step(document, step)) if step is not None else {})

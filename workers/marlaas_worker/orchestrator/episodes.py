@@ -32,11 +32,11 @@ _NUMBERS_OF_A_REWARD = 12
 
 
 class EpisodeInvalid(Permanent):
-    """An episode that no sandbox of ours writes."""
+    """A stored message is not an episode that a sandbox of this platform could have written. Its job fails."""
 
 
 class EpisodesTooLarge(Permanent):
-    """A job's episodes need too much of the orchestrator's memory."""
+    """A job's episodes need more of the orchestrator's memory than `open_groups.MAX_KEPT_BYTES`."""
 
 
 def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
@@ -58,7 +58,11 @@ def read_episode(stored: Stored, document: JobDocument) -> Episode | None:
 
 
 def slim(episode: Episode) -> Episode:
-    """Return an episode with only what decisions, usage and samples of evaluations need."""
+    """Return a copy of an episode without the parts that decisions, usage and the samples of evaluations do not need.
+
+    Removed are texts about faults and loading, metrics of a training episode, and the choices of an evaluation episode. Of an evaluation episode's
+    conversations, only the last one of each agent stays.
+    """
     if episode.split is Split.TRAIN:
         return episode.model_copy(update={**_NO_TEXTS, "metrics": {}})
     last = {agent: leaves[-1:] for agent, leaves in episode.leaves.items()}
@@ -161,7 +165,7 @@ def _choices(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _accounts(episode: Episode, document: JobDocument) -> str | None:
-    """Check the numbers that a sandbox counts and measures itself: turns, faults and times."""
+    """Return what is impossible in the turns, tokens, faults and seconds that a sandbox counts, or in its digests; None if all are valid."""
     end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns * len(document.spec.agents)
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"

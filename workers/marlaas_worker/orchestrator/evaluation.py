@@ -37,13 +37,13 @@ class EvaluationRun:
         return len(self.episodes) == self.settings.num_episodes
 
     def missing(self) -> list[tuple[int, int]]:
-        """Return index and member of the episodes that have not ended."""
+        """Return task index and member of each episode that has not ended."""
         suites = [self.settings.at(index)[0] for index in range(self.settings.num_tasks)]
         wanted = ((index, member) for index, suite in enumerate(suites) for member in range(suite.samples))
         return [key for key in wanted if key not in self.episodes]
 
     def sampled(self, number: int) -> list[tuple[int, int]]:
-        """Return index and member of the first sample of each suite's first `number` tasks."""
+        """Return task index and member of the episodes to record for people: the first sample of each suite's first `number` tasks."""
         return [(index, 0) for index in range(self.settings.num_tasks) if self.settings.at(index)[1] < number]
 
     def scored(self) -> list[Episode]:
@@ -71,7 +71,7 @@ class SuiteRun:
         }
 
     def team_reward(self, agents: Sequence[str]) -> float:
-        """Return the mean of `team_reward` over the episodes; NaN if none has one."""
+        """Return the mean over the episodes of an episode's team reward (the function `team_reward`); NaN if no episode has one."""
         known = [reward for rewards in self._by_task(agents).values() for reward, _ in rewards]
         return statistics.fmean(known) if known else math.nan
 
@@ -221,6 +221,7 @@ def best(records: dict[int, float], last: int, promote: str) -> int:
 
     Args:
         records: mean rewards of the evaluations, by version.
+        last: the version after the last step.
         promote: `last` or `best`.
     """
     known = {version: reward for version, reward in records.items() if not math.isnan(reward)}

@@ -35,9 +35,10 @@ class AgentGroup:
     """One policy's part of a complete group.
 
     Attributes:
-        trajectories: of the members without a fault in which the agent has taken a turn; in a job of one agent, of all members
-            without a fault. If `outcome` is SIGNAL: the trajectories of each trained agent that plays the policy, then the candidates
-            of each choice, but only the sets whose rewards have signal. Otherwise: the trajectories of the policy's own agent.
+        trajectories: if `outcome` is SIGNAL, all that train the policy: the trajectories of each trained agent that plays the policy, then
+            the candidates of each choice of these agents. An agent or a choice whose rewards have no signal is left out. Otherwise, the
+            trajectories of the policy's own agent. An agent has a trajectory for each member without a fault in which it has taken a turn;
+            in a job of one agent, for each member without a fault.
         outcome: whether the group trains the policy, or why not.
         rewards: of the policy's own agent, one for each member without a fault, whether the agent has taken a turn or not; empty if
             the task may not call it.
@@ -59,7 +60,7 @@ class CompleteGroup:
         agents: the part of each policy, by its agent, in the order of the manifest.
         faults: number of faults by class, including those of earlier attempts.
         episodes: one for each member, in member order.
-        repeats: further plays of members, of which only the usage counts; without their turns.
+        repeats: further plays of members that had ended already. Only their usage counts; their conversations are removed.
     """
 
     index: int
@@ -92,7 +93,7 @@ class CompleteGroup:
 
 
 class Experience:
-    """Episodes of groups that are not complete yet."""
+    """Collects the episodes of a job by group, until every member of a group has ended."""
 
     def __init__(
         self,
@@ -157,7 +158,7 @@ class Experience:
         )
 
     def _part(self, agent: AgentSettings, episodes: Iterable[Episode], needs_no_others: bool) -> AgentGroup:
-        """Return the part that a group has for an agent's policy. needs_no_others: as in the constructor; also True for a demonstration."""
+        """Return a complete group's part for an agent's policy. needs_no_others: as in the constructor; also True for a demonstration."""
         fewest = 1 if needs_no_others else _FEWEST
         counted = [episode for episode in episodes if episode.fault is None]
         players = [one for one in self._agents if one.policy_name == agent.name]

@@ -46,7 +46,9 @@ class _Line:
 
 @dataclass(slots=True)
 class FairOrder:
-    """One round of admissions.
+    """One round of admissions: considers the waiting jobs in fair order, and admits those that fit and delay no guarded job.
+
+    A guarded job is one that other jobs must not delay.
 
     Attributes:
         space: free units. holdings: units and shares of the tenants. Both change with each admission.
@@ -69,11 +71,11 @@ class FairOrder:
 
     @property
     def guards(self) -> list[JobDemand]:
-        """The jobs that others must not delay, at most one for each pool."""
+        """The guarded jobs, which others must not delay: at most one for each pool."""
         return [guard for guard in self._guards.values() if guard is not None]
 
     def run(self, waiting: Iterable[JobDemand]) -> None:
-        """Admit those of the waiting jobs that may be admitted now."""
+        """Admit, in fair order, each waiting job that is within quota, fits, and delays none of the jobs that it must not delay."""
         self._queue(waiting)
         heap = [(self._key(line.jobs[-1]), number) for number, line in enumerate(self._lines.values())]
         lines = list(self._lines.values())
@@ -118,10 +120,10 @@ class FairOrder:
         self._guards[demand.pool] = self._guard(demand.pool)
 
     def _before(self, demand: JobDemand, line: _Line) -> list[JobDemand]:
-        """Return the jobs that a job must not delay.
+        """Return the jobs that a job must not delay: the guarded jobs, and the first blocked job of the job's own line.
 
-        Guards of several pools may need the same pool. Then only the one that ranks first is guarded from the others: else
-        two jobs that need each other's pool would wait for each other for ever.
+        If the job is guarded itself, only the guarded jobs that rank before it count. Otherwise two guarded jobs that need each other's
+        pool would wait for each other for ever.
         """
         guards = [one for one in self.guards if one is not demand]
         if len(guards) < len(self.guards):
@@ -130,7 +132,7 @@ class FairOrder:
         return guards if line.first in (None, demand) else [*guards, line.first]
 
     def _guard(self, pool: str) -> JobDemand | None:
-        """Return the job of this pool that others must not delay: of the `guarded` jobs within quota, the least served tenant's; None if none."""
+        """Return the guarded job of a pool: of its lines' `guarded` jobs that are within quota, the least served tenant's; None if there is none."""
         return min(
             (one for line in self._of_pool[pool] if (one := line.guarded) is not None and not self.is_over_quota(one)),
             key=lambda one: self._rank(one, self.holdings.share(one.tenant)),

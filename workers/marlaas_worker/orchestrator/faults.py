@@ -44,9 +44,11 @@ class GivenUp:
 
 
 class FaultWatch:
-    """The share of faults over the last `window` episodes, once there are `at_least` of them.
+    """Decides whether a job fails because too many of its latest episodes ended in faults.
 
     Args:
+        window: number of the latest episodes that count.
+        at_least: number of episodes before which the job does not fail.
         max_share: largest share of faults with which the job goes on.
         has_scored: whether an episode of the job was scored earlier.
 
@@ -79,7 +81,7 @@ class FaultWatch:
             self._last_text = f"{episode.fault.value}: {visible(episode.fault_text)}"
 
     def verdict(self) -> str | None:
-        """Return why the job must fail, with the last fault's text; None while the share is within the limit."""
+        """Return why the job must fail, with the last fault's text; None while the share is within the limit or too few episodes are known."""
         if len(self._recent) < self._at_least:
             return None
         share = sum(self._recent.values()) / len(self._recent)

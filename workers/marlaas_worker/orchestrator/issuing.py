@@ -63,7 +63,10 @@ class IssueHolds:
 
 
 class TaskIssuer:
-    """Publishes tasks. reports: returns the latest reports of all replicas."""
+    """Publishes the tasks of one job, and pins the versions that their groups are sampled from.
+
+    reports: returns the latest reports of all replicas.
+    """
 
     def __init__(self, records: Records, reports: Callable[[], Iterable[ReplicaReport]]) -> None:
         self._records, self._reports = records, reports

@@ -45,7 +45,7 @@ TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_upda
 
 
 Event = JobLogEntry | StepRecord | EvalRecord
-"""A fact about a job that is on record."""
+"""A stored fact about a job: an entry of its log, or the record of a step or an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class RecordedTotals:
 
 
 class JobState:
-    """State of one job.
+    """What the orchestrator knows of one job from its records and episodes, and the decisions that follow from it. No I/O.
 
     Attributes:
         policies: policy records by agent, in the order of the manifest; version -1 while an agent has none.
@@ -104,7 +104,7 @@ class JobState:
         finished: number of recorded steps. last_step: the record of the last one; None before the first.
         evaluation: the evaluation in progress; None if there is none.
         episode_bytes: estimate of the bytes that an episode adds to the stream TURNS; 0 before the first measurement.
-        trained_prompts: digests of the tasks of recorded steps, MAX_PROMPTS at most; with more, an overlap is a lower bound.
+        trained_prompts: digests of the tasks of recorded steps, MAX_PROMPTS at most. Beyond that, an evaluation's overlap with them is a lower bound.
     """
 
     def __init__(self, document: JobDocument, history: JobHistory) -> None:
@@ -145,7 +145,7 @@ class JobState:
         self.groups.recorded({index for record in history.steps for index in record.indices})
 
     def apply(self, event: Event) -> None:
-        """Change the state by a fact that is on record. Decisions about recorded steps, and begun evaluations that are recorded, change nothing."""
+        """Change the state by a stored fact. A decision about a recorded step, or the start of a recorded evaluation, changes nothing."""
         match event:
             case StepRecord():
                 self._apply_step(event)
@@ -191,7 +191,7 @@ class JobState:
 
     @property
     def has_policies(self) -> bool:
-        """Whether every agent has a version."""
+        """Whether every agent has a committed version."""
         return all(record.version >= 0 for record in self.policies.values())
 
     @property
@@ -224,7 +224,7 @@ class JobState:
         return self.assembly.next_versions if self.strict else self.versions
 
     def turns_from(self, last_sequence: int) -> int:
-        """Return a sequence of TURNS below which all turns belong to recorded steps and evaluations.
+        """Return a sequence number of the stream TURNS; all turns of the job below it belong to recorded steps and evaluations.
 
         Args:
             last_sequence: the last sequence of the stream.
@@ -261,7 +261,7 @@ class JobState:
         return {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
 
     def add_episode(self, episode: Episode) -> None:
-        """Add an episode. After a restart, those of decided groups are read again; they count only for the share of faults.
+        """Add an episode. After a restart, episodes of decided groups are read again; they count only for the share of faults.
 
         Raises EpisodesTooLarge.
         """

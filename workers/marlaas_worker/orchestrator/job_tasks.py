@@ -13,9 +13,9 @@ from marlaas_worker.orchestrator.experience import AgentGroup, difficulty
 
 @dataclass(frozen=True, slots=True)
 class PastDraw:
-    """Past versions that play in the groups that are issued while `step` is the open step.
+    """The past policy versions that were drawn for a step: they play in the groups that are issued while `step` is the open step.
 
-    versions: by agent that plays past versions. step: -1 before the first draw.
+    versions: the version, by agent that plays past versions. step: -1 before the first draw.
     """
 
     step: int = -1

@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class KnownJob:
-    """A job, from its first document until it has none and nothing is left to do.
+    """All that is kept of a job between two rounds, from its first document until the document is gone and nothing is left to do.
 
     Attributes:
         document: the last document that could be parsed; None once the job is gone.
-        owned: its control loop; None once the loop's last progress is written. task: the asyncio task of the loop.
+        owned: its control loop; None before its start, and once the loop's last progress is written. task: the loop's asyncio task.
         is_stopped: whether the loop was stopped early, so that an error of its task does not count.
         published: the last decision that was published while the job waits, and the document that it was about.
         crashes: unexpected errors of its loop since it had `crash_step` finished steps. crashed_at: time of the last one, unix seconds.
@@ -88,7 +88,7 @@ class KnownJob:
 
 
 class Jobs:
-    """All known jobs.
+    """The jobs that this orchestrator knows. Starts and stops their control loops, and cleans up after their ends.
 
     Methods that write raise Overtaken and errors of the bus. The next call does what was not done then. Until it succeeds, the caller
     must not admit jobs: a job that has ended may still be admitted by its stored progress, and would be started again.
@@ -237,7 +237,7 @@ class Jobs:
             await asyncio.sleep(PURGE_S)
 
     async def purge_once(self) -> None:
-        """Purge the turns that may be purged now."""
+        """Purge the turns of ended jobs that may be purged now."""
         for job in list(self._jobs.values()):
             left = job.retention
             if left is not None and await left.purge(at_once=True) and job.retention is left:  # not a newer mark
@@ -284,5 +284,5 @@ class Jobs:
 
 
 def stops(document: JobDocument) -> bool:
-    """Return whether a job with this document must not run."""
+    """Return whether a job with this document must not run: it is deleted, suspended or held, or the operator has given a verdict."""
     return document.deleted or document.spec.suspend or document.is_held or document.verdict is not None

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LeaderLease:
-    """The lease, as this replica knows it. After a restart under the same name, the holder takes its lease again."""
+    """Takes, renews and releases the leader lease for this replica. After a restart under the same name, the holder takes its lease again."""
 
     context: RoleContext
     _held: FencedKey | None = None

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Meters:
-    """Sums over the meters of turns."""
+    """Sums of the tokens and engine seconds of an agent's turns."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -72,16 +72,16 @@ class _Play:
 
     @property
     def amounts(self) -> AgentAmounts:
-        """The usage, with open tokens."""
+        """The usage of the play, by agent. All generated tokens are open: their use is not decided."""
         return {agent: meters.amounts() for agent, meters in self.meters.items()}
 
     @property
     def cut(self) -> AgentAmounts:
-        """The usage, with all tokens counted as cut by a preemption of the job."""
+        """The usage of the play, by agent, with all tokens counted as cut by a preemption of the job."""
         return {agent: one.preempted() for agent, one in self.amounts.items()}
 
     def counted_as(self, use: TokenUse) -> AgentAmounts:
-        """Return the usage with all tokens counted as `use`."""
+        """Return the usage of the play, by agent, with all generated tokens counted as `use`."""
         return _counted_as(self.amounts, use)
 
 
@@ -194,9 +194,9 @@ def _counted_as(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmou
 def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:
     """Return the plays that preemptions cut.
 
-    Of the plays whose last turn has the same number of preemptions, the last one was cut if a later turn of the member has a higher number.
-
-    The rollout role records with each turn how often the job had been preempted, so a sandbox cannot feign a preemption.
+    The rollout role records with each turn how often the job had been preempted before it, so a sandbox cannot feign a preemption. Among
+    the plays whose last turn has the same number, only the last play can have been cut. It was cut if a later play of the member has
+    turns with a higher number.
 
     Args:
         earlier: plays of a member without an Episode, in the order of their attempts.

@@ -10,7 +10,7 @@ from marlaas_worker.metrics import Sample, of_job
 def samples(
     all_progress: Iterable[Progress], leads: bool, tenants: Mapping[str, UsageAmounts] | None = None
 ) -> list[Sample]:
-    """Return all samples.
+    """Return all metrics of the orchestrator, as samples.
 
     Args:
         leads: whether this replica holds the lease; a standby reports neither jobs nor tenants.
@@ -39,7 +39,10 @@ def samples(
 
 
 def _of_agents(progress: Progress) -> Iterator[Sample]:
-    """Yield the values of each agent. Their metrics have other names than the job's, so that a sum over a job's series counts no value twice."""
+    """Yield the samples of reward, evaluation, staleness and version of each agent of a job.
+
+    Their metrics have other names than those of the job, so that a sum over a job's series counts no value twice.
+    """
     for name, agent in progress.agents.items():
         labels = {**of_job(progress.ref), "agent": name}
         values = {

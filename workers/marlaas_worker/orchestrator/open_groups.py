@@ -12,7 +12,7 @@ MAX_KEPT_BYTES = 256 << 20
 
 
 class OpenGroups:
-    """Open groups by index, and where in the stream TURNS their turns begin. Turns before the first of these may be purged.
+    """Open groups by index, and where in the stream TURNS their turns begin. Turns before the first of these places may be purged.
 
     Attributes:
         in_flight: indices of the groups that are issued, and not decided.

@@ -45,7 +45,7 @@ NUM_SAMPLES = 5
 CUT_S = 5.0
 """Longest time to read the turns of the plays that a preemption cuts: the admissions of all other jobs wait meanwhile."""
 MAX_TOLD = 32
-"""Most events of a job about files, threads and processes that loading its environment has left."""
+"""Maximum number of events of a job about files, threads and processes that were left behind when its environment was loaded."""
 _RECORDS = "records"
 _FULL = "the stream TURNS is full: turns wait until steps are on record and their turns are purged"
 
@@ -90,7 +90,7 @@ class OwnedJob:
         await patiently(self._run_once, name, RETRY_S, retried=lambda error: isinstance(error, Retryable))
 
     async def _run_once(self) -> None:
-        """Run the job from its records. After a Retryable error it ends if its deadline has passed; otherwise the error is raised."""
+        """Run the job from its records. After a Retryable error, the job ends if its deadline has passed; otherwise the error is raised."""
         try:
             await self._run_from_records()
         except Retryable as error:
@@ -108,7 +108,7 @@ class OwnedJob:
         self.wake.set()
 
     def preempt(self, why: str) -> None:
-        """Have the job stop at its next step boundary, because it is preempted. why: the reason; empty: the job goes on."""
+        """Set why the job is preempted, so that it stops at a step boundary, or after `issuing.DRAIN_S`. why: text; empty: the job goes on."""
         if self.holds.preempt(why, self._context.now()):
             self.wake.set()
 
@@ -255,7 +255,7 @@ class OwnedJob:
     async def _learn_oldest(self, state: JobState, asked: set[int]) -> None:
         """Find the oldest versions of the groups for which a step may have to wait.
 
-        asked: indices whose pins were read in this round; they are not read again, and new ones are added.
+        asked: indices of groups whose pins were read earlier in this round. They are not read again; the indices read now are added.
         """
         unknown = set() if state.assembly.is_in_order else state.groups.in_flight - state.assembly.oldest.keys()
         for index in (unknown | state.assembly.urgent) - asked:
@@ -316,7 +316,7 @@ class OwnedJob:
         await self._issuer.publish(state, issued.indices)
 
     def _want(self, state: JobState) -> int:
-        """Return the number of groups that the job can use now."""
+        """Return how many new groups the job should issue now, regardless of space in the stream TURNS; 0 while it may issue none."""
         if not self.holds.may_issue(state):
             return 0
         return state.assembly.want(len(state.groups.in_flight), self._issuer.served(state))

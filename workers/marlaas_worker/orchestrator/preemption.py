@@ -65,7 +65,7 @@ def preemptions(order: FairOrder, running: Iterable[RunningJob], now: float) -> 
 class _Round:
     """Free units and holdings, as they will be after the preemptions found so far.
 
-    Units that are free now are kept for guarded jobs: any other job must get what it needs from its victims.
+    Units that are free now are kept for guarded jobs, which others must not delay. Any other job must get its units from its victims.
 
     A job that needs no victims, because earlier ones leave enough room, is admitted in a later round, and only if no other job takes the
     room. Its units count in its tenant's share when the tenant preempts (`_holdings`), but not when the tenant is preempted (`_certain`):
@@ -80,9 +80,9 @@ class _Round:
         self._kept = {resource: self._free[resource] for resource in guarded}
 
     def make_room(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
-        """Choose the victims for a job, and apply the exchange to free units and shares; None if the job cannot have room.
+        """Choose and return the victims for a job; None if the job cannot have room. Count their units as freed, and the job's units as held.
 
-        An empty list means that earlier exchanges have left enough room.
+        An empty list means that earlier preemptions have left enough room.
         """
         victims = self._choose(demand, candidates)
         if victims is None:

@@ -81,7 +81,7 @@ class PublishedAdapters:
             log.exception("a request on %s is not answered", request.subject)
 
     async def _part_for(self, request: Request, wanted: AdapterRequest) -> AdapterPart | None:
-        """Return the answer; None to a request of another job, or with a foreign reply subject."""
+        """Return the answer; None, for no answer, if the request names another job than its subject does, or a reply subject of another job."""
         is_own = request.subject == subjects.export(wanted.namespace, wanted.job)
         if not is_own or not subjects.is_reply_of(wanted.namespace, wanted.job, request.reply):
             log.debug("ignored a request on %s that names another job or reply subject", request.subject)
@@ -106,7 +106,7 @@ class PublishedAdapters:
         return _part(wanted, data=await self._context.blobs.read(ref, wanted.offset, PART_BYTES))
 
     async def _manifest(self, wanted: AdapterRequest) -> Manifest:
-        """Return the manifest of the wanted version. Raises InvalidInput unless the job has published the version and uploads the agent's."""
+        """Return the manifest of the wanted version. Raises InvalidInput unless the job has published it and uploads the agent's adapter."""
         document = self._documents.get(subjects.job_key(wanted.namespace, wanted.job))
         if document is None or document.uid != wanted.uid or document.deleted:
             raise InvalidInput("the job does not exist any more")

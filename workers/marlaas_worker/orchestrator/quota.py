@@ -13,9 +13,9 @@ from marlaas_api.messages import JobDocument, Progress, TenantQuota
 from marlaas_api.numeric import quantity
 
 REFRESH_S = 10.0
-"""Shortest time between two messages of one tenant that differ only in the steps of the job that is waited for."""
+"""Time for which a tenant's messages keep the same number of finished steps of the running job that they name, while the same jobs run."""
 NUM_DETAILED = 8
-"""Waiting jobs of one tenant whose messages contain the steps of the job that is waited for. Other messages contain only the refusal."""
+"""Number of waiting jobs of a tenant whose messages name a running job and its finished steps. Other messages contain only the refusal."""
 TOKEN_WINDOW_S = 60.0
 TRAINER_WINDOW_S = 600.0
 """Seconds over which the use of tokens and of trainers is averaged."""
@@ -26,7 +26,12 @@ _GIB = 2**30
 
 @dataclass(slots=True)
 class TenantLoad:
-    """A tenant's admitted jobs, with the number of agents of each by uid, and the bytes that all its jobs keep."""
+    """What a tenant uses of its quota.
+
+    Attributes:
+        jobs: by uid of each admitted job, its number of agents that need adapter slots.
+        stored_bytes: bytes that all jobs of the tenant, admitted or not, keep in the blob store.
+    """
 
     jobs: dict[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
@@ -65,7 +70,7 @@ class Quotas:
         return frozenset(load.jobs) if load is not None else frozenset()
 
     def refusal(self, document: JobDocument) -> str:
-        """Return which limit refuses a job's admission, with both numbers; empty if none does."""
+        """Return, as text with the use and the limit, which limit of its tenant refuses a job's admission; empty if none does."""
         quota, load = self._quotas.get(document.tenant), self._loads.get(document.tenant)
         if quota is None or load is None:
             return ""
@@ -88,9 +93,9 @@ class _Waited:
 
 
 class QuotaMessages:
-    """Messages of jobs over quota: the refusal, and the tenant's running job that is nearest to its end, with its steps.
+    """Builds the messages of jobs over quota: the refusal, then the tenant's running job that is nearest to its end, with its finished steps.
 
-    These steps change all the time, and thousands of jobs may wait. So a text is kept for `REFRESH_S` while the same jobs run, and only
+    The finished steps change all the time, and thousands of jobs may wait. So a text is kept for `REFRESH_S` while the same jobs run, and only
     the first `NUM_DETAILED` jobs of a tenant's queue have the steps in their message.
     """
 
@@ -133,7 +138,8 @@ def _nearest(running: Iterable[Progress | None]) -> str:
 class RateLimit:
     """A leaky bucket: its level is the use that exceeds what the rate has allowed so far. One window's allowance may be used at once.
 
-    at: time of the last call of `use`, seconds. rate: allowed use per second, as of that call.
+    The unit of use is tokens or seconds. at: time of the last call of `use`, seconds; None before the first. rate: allowed use per second,
+    as of that call.
     """
 
     level: float = 0.0
@@ -160,7 +166,9 @@ class RateLimit:
 
 
 class Pacing:
-    """Decides which tenants are over one of their rates. The levels are in memory only; a restart of the orchestrator sets them to 0.
+    """Decides which tenants are over one of their rates, tokens a second and trainer seconds an hour, so that their jobs pause.
+
+    Each rate has a leaky bucket (`RateLimit`). The levels are in memory only; a restart of the orchestrator sets them to 0.
 
     A tenant whose jobs are all deleted keeps its levels until they are empty, so that it gains nothing by short jobs.
     """

@@ -48,7 +48,7 @@ class SharedState:
     Attributes:
         reports: returns the latest reports of all replicas.
         policies: cache of the bucket `policy`.
-        space: of the stream TURNS.
+        space: shares out the space of the stream TURNS.
         num_jobs: returns the number of running jobs.
         recoveries: limits how many jobs read their stored episodes at once; a page of episodes may take 24 MiB.
     """
@@ -93,7 +93,7 @@ class Records:
         return self.document.ref
 
     async def _bucket(self, name: str) -> Bucket:
-        """Return a bucket that exists; the server is asked only once."""
+        """Return an existing bucket, by name. Its handle is cached, so that the server is asked for each bucket only once."""
         if name not in self._buckets:
             self._buckets[name] = await self.bus.bucket(name)
         return self._buckets[name]

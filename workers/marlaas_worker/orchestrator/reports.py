@@ -27,7 +27,7 @@ from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a job waits for as of one iteration of its loop, besides what its state says, as texts; each is empty if it does not apply.
+    """Reasons for which a job waits that its `JobState` does not contain, as of one iteration of its loop. Texts, empty if they do not apply.
 
     Attributes:
         over_quota: its tenant is over the quota of a rate.
@@ -43,7 +43,7 @@ class Seen:
 
 
 def delayed(progress: Progress, waits: Iterable[tuple[str, JobWait]]) -> Progress:
-    """Return a job's progress; if it runs, with reason and message of its longest wait. waits: each after the name of the worker that waits."""
+    """Return a job's progress; if it runs, with reason and message of its longest wait. waits: each as (name of the worker, wait)."""
     oldest = min(waits, key=lambda one: one[1].since, default=None)
     if oldest is None or progress.phase is not Phase.RUNNING:
         return progress

@@ -29,7 +29,10 @@ class PurgeMark:
 
 
 class Retention:
-    """Purges the streams of one job."""
+    """Purges the messages of one job from EPISODES and TURNS when they are no longer needed.
+
+    Each recorded step sets a mark (`PurgeMark`): all messages below it may be purged one step later, once the recorder has acked the episodes.
+    """
 
     def __init__(self, bus: Bus, ref: JobRef, now: Callable[[], float]) -> None:
         self._bus, self._ref, self._now = bus, ref, now
@@ -47,7 +50,7 @@ class Retention:
         self._last = max(self._last, sequence)
 
     def mark_step(self, is_open: Callable[[str], bool], turns: int) -> None:
-        """Set a mark after a step was recorded.
+        """Set a mark after a step was recorded, for the purge of the messages that only recorded steps need.
 
         Args:
             is_open: returns whether a group is open now.

@@ -179,7 +179,9 @@ class _Service:
         return ref.key in self._deletions
 
     async def _stop_preempted(self) -> None:
-        """Queue the preempted jobs that have stopped at a step boundary. Their tasks are issued again after the next admission.
+        """Stop the loops of the preempted jobs that may stop now (`IssueHolds.may_stop`), and queue these jobs.
+
+        Their queued tasks are purged. Unfinished tasks are issued again after the next admission.
 
         A job's progress is written after its loop was cancelled: if this process is killed in between, the job stays admitted.
         """

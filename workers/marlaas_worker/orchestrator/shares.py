@@ -18,7 +18,9 @@ _FORGOTTEN = 1e-6
 
 
 class Holdings:
-    """Units that each tenant holds, and its share.
+    """Units of resources that each tenant holds, and its share.
+
+    A dominant share is the largest fraction of any resource's total that a tenant holds; the tenant's share is this fraction divided by its weight.
 
     Args:
         totals: total units by resource.
@@ -60,13 +62,13 @@ class Holdings:
         return max(max(more, default=0.0), self.dominant(demand.tenant)) / self._weights.get(demand.tenant, 1.0)
 
     def tenants(self) -> list[str]:
-        """Return the tenants that hold something or did."""
+        """Return the tenants that hold units, or held some before they were subtracted."""
         return list(self._held)
 
 
 @dataclass(slots=True)
 class PastUse:
-    """Past use of each tenant, decayed: 1 is a dominant share of 1 for one second. at: unix seconds up to which it is computed."""
+    """Past use of each tenant, decayed: 1 is a dominant share of 1 for one second. at: unix seconds up to which it is computed; None at first."""
 
     use: dict[str, float] = field(default_factory=dict)
     at: float | None = None

@@ -41,7 +41,7 @@ class StepDraft:
     Attributes:
         agents: the part of each agent, in the order of the manifest.
         decided: the decisions by group index, in their order.
-        trained: indices of groups that train any agent.
+        trained: indices of groups that train at least one agent.
     """
 
     step: int
@@ -61,7 +61,7 @@ class StepDraft:
 
     @property
     def resolved(self) -> list[GroupResolution]:
-        """The decisions for all agents."""
+        """The decisions about the groups of the step: one for each agent and group, by agent."""
         return [group for part in self.agents.values() for group in part.resolved]
 
     def usage(self) -> dict[str, UsageAmounts]:

@@ -37,13 +37,13 @@ from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """Facts about a step that its groups do not contain.
+    """What the record of a step needs besides the step's groups and manifests.
 
     Attributes:
         began_at: unix seconds of the record of the step before, or of the job's start.
         ended_at: unix seconds of this record.
         skips: number of visits skipped since the step before, as (solved, hopeless).
-        outcomes: known difficulties of its tasks.
+        outcomes: known difficulties of the step's tasks.
         untrained: by agent, the trainer's report of a step with groups that made no version.
     """
 
@@ -115,7 +115,7 @@ def step_record(
 
 
 def _plays(draft: StepDraft) -> StepPlays:
-    """Return the figures of the plays of a step's groups. Each group counts once, for however many agents it was decided."""
+    """Return the summary of the plays of a step's groups, for its record. A group counts once, even if it was decided for several agents."""
     by_index = {index: group.plays for index, group in draft.decided.items()}
     signal = {group.index for group in draft.resolved if group.outcome is GroupOutcome.SIGNAL}
     flat = {group.index for group in draft.resolved if group.outcome is GroupOutcome.FLAT} - signal
@@ -223,7 +223,7 @@ def _cause(group: GroupUnused) -> UntrainedCause:
 
 
 def _num_flat(parts: Iterable[AgentDraft]) -> int:
-    """Return the number of groups that are flat for an agent, and have signal for none."""
+    """Return the number of groups that are flat (equal rewards) for at least one agent, and have signal for none."""
     outcomes = [(group.index, group.outcome) for part in parts for group in part.resolved]
     flat = {index for index, outcome in outcomes if outcome is GroupOutcome.FLAT}
     return len(flat - {index for index, outcome in outcomes if outcome is GroupOutcome.SIGNAL})
@@ -231,7 +231,7 @@ def _num_flat(parts: Iterable[AgentDraft]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnd:
-    """Facts about a complete evaluation that its episodes do not contain.
+    """What the record of a complete evaluation needs besides its episodes.
 
     at: its end, unix seconds. samples: episodes for people. usage: by agent. trained_prompts: digests of the tasks trained on so far.
     """

@@ -53,7 +53,7 @@ class StepRules:
 
     Attributes:
         groups_per_step: number P of trained groups that fill a step.
-        max_staleness: in versions.
+        max_staleness: largest staleness, in versions, at which a group is trained; 0 is strict mode.
         max_refill: at most P * (1 + max_refill) groups are decided in a step.
         steps: number of steps in all.
         demonstrated: number of the first steps that train demonstrations, of `rows_per_step` groups each.
@@ -81,7 +81,7 @@ class Assembly:
 
     Attributes:
         drafts: the steps that are not recorded yet.
-        versions: by agent, the version at which the first of them trains; -1 while the agent has no version.
+        versions: by agent, the version at which the oldest of `drafts` trains; -1 while the agent has no version.
         oldest: by index of each group in flight, and by agent, a lower bound of the versions of its turns; 0 for an agent that is missing.
             The caller adds groups, and updates the bounds.
 
@@ -173,7 +173,7 @@ class Assembly:
 
         Args:
             versions: by agent, the version that the group was sampled from.
-            usage: by agent, its usage in the group's episodes, with open tokens; None: not known.
+            usage: by agent, its usage in the group's episodes, in which the use of the tokens is open; None: not known.
         """
         draft, used = self.drafts[-1], usage or {}
         parts = [
@@ -212,7 +212,7 @@ class Assembly:
         return StepClosed(**names, step=draft.step, parts=tuple(parts))
 
     def apply(self, decided: Decision) -> None:
-        """Add a decided group to its step, or close a step. No other method does so. The step must not be recorded yet."""
+        """Add a decided group to its step, or close a step, as the decision says. The step must not be recorded yet."""
         draft = self._draft(decided.step)
         if isinstance(decided, StepClosed):
             draft.closed = True

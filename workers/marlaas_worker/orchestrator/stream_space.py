@@ -23,7 +23,7 @@ TIGHT = 0.5
 FULL = 0.95
 MARGIN = 1.25
 STATE_AGE_S = 0.5
-"""Age up to which the stream's state is not read again. An old one is safe: its sequence is a lower bound, and turns wait if the stream is full."""
+"""Seconds for which the stream's state is reused. An old one is safe: its sequence is a lower bound, and turns wait if the stream is full."""
 WINDOW_S = 20.0
 """Seconds of one measurement of an episode's size; replicas report every two seconds."""
 NUM_WINDOWS = 4
@@ -38,8 +38,9 @@ class SpaceNeed:
 
     Attributes:
         held: bytes of the turns of its open groups and evaluation, whether written already or not.
-        step: most bytes that it may need to finish a step.
-        wanted: most bytes that it could use.
+        step: bytes of a step with all refills, and of an evaluation. It is reduced to what one job may have, unless a step
+            without refills is known to need more.
+        wanted: `step`, and the bytes of the steps that may be played ahead.
     """
 
     held: int
@@ -95,7 +96,7 @@ def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
 
 
 class StreamSpace:
-    """The stream, and what every job holds and needs of it. Jobs begin a step in the order in which they began to wait."""
+    """Shares out the space of the stream TURNS among the jobs. Jobs begin a step in the order in which they began to wait."""
 
     def __init__(self) -> None:
         self.state = StreamState(0, 0, -1)
@@ -106,7 +107,11 @@ class StreamSpace:
 
     @property
     def total(self) -> int:
-        """Bytes for all jobs, less the stored bytes that exceed what the jobs hold by estimate (turns not purged yet, or larger than estimated)."""
+        """Bytes that all jobs together may hold.
+
+        This is MAX_HELD of the stream's limit, less the stored bytes that exceed what the jobs hold by estimate: turns that are not purged
+        yet, or are larger than estimated.
+        """
         if self.state.max_bytes <= 0:
             return 1 << 62
         return max(0, int(MAX_HELD * self.state.max_bytes) - max(0, self.state.num_bytes - self._held))
@@ -129,7 +134,7 @@ class StreamSpace:
         return self.state
 
     def update(self, uid: str, need: SpaceNeed, *, asks: bool) -> None:
-        """Set a job's need. A job that asks for nothing more leaves the waiting order."""
+        """Set a job's need. asks: whether the job wants more space; if not, it leaves the waiting order."""
         self._set(uid, need)
         if not asks:
             self._waiting.pop(uid, None)
@@ -203,10 +208,10 @@ class EpisodeSize:
 
 
 class JobSpace:
-    """One job's part of the stream.
+    """Takes and releases space in the stream TURNS for the groups and the evaluation of one job.
 
     Attributes:
-        size: size of its episodes.
+        size: estimated size of the job's episodes.
         why: why it has no space to issue groups now, as text; empty if it has.
         is_demonstrated: whether its groups are demonstrations, of one episode each.
     """

@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class TenantAccounts:
-    """The usage of all tenants. Methods that read or write raise Overtaken and errors of the bus; a failed write changes nothing here."""
+    """Each tenant's total usage since its first job, removed jobs included.
+
+    Methods that read or write raise Overtaken and errors of the bus; a failed write does not change the totals here.
+    """
 
     def __init__(self, bus: Bus) -> None:
         self._keys = FencedKeys(bus, subjects.TENANTS)
@@ -38,7 +41,7 @@ class TenantAccounts:
         self._writes = asyncio.Lock()
 
     async def load(self) -> None:
-        """Read what an earlier orchestrator wrote. A record that cannot be parsed is never overwritten."""
+        """Read the totals that an earlier orchestrator wrote. A record that cannot be parsed is never overwritten."""
         self._known, self._unreadable = {}, {}
         for entry in await self._keys.entries(subjects.TENANT_USAGE):
             try:
@@ -54,7 +57,7 @@ class TenantAccounts:
         return {name: account.total for name, account in sorted(self._known.items())}
 
     async def close(self, progress: Progress, present: Container[str]) -> None:
-        """Add a job's usage to that of its tenant's removed jobs, before the job's progress is deleted. May be repeated.
+        """Add a job's usage to that of its tenant's removed jobs, before the job's progress is deleted. A repeated call adds nothing.
 
         Args:
             present: uids of all jobs that have a progress.
@@ -73,7 +76,7 @@ class TenantAccounts:
             await self._write(account.model_copy(update={"removed": account.removed + amounts, "removing": removing}))
 
     async def save(self, all_progress: Iterable[Progress], now: float) -> None:
-        """Write the totals that have changed, if the last write is long enough ago. now: unix seconds."""
+        """Write the totals that have changed, if the last write is at least `TOTALS_S` ago. now: unix seconds."""
         if 0 <= now - self._written_at < TOTALS_S:
             return
         async with self._writes:
@@ -112,7 +115,7 @@ def _tenant(progress: Progress) -> str:
 
 
 class TenantUse:
-    """Past use of tenants on the bus, and the pauses of those that are over a rate."""
+    """Reads and writes the tenants' past use on the bus, and decides which tenants' jobs pause because the tenant is over a rate (`Pacing`)."""
 
     def __init__(self, bus: Bus, queue: AdmissionQueue) -> None:
         self.pacing = Pacing()
@@ -121,7 +124,7 @@ class TenantUse:
         self._written_at, self._is_unread = 0.0, False
 
     async def load(self) -> None:
-        """Read what an earlier orchestrator wrote. A past use that cannot be parsed counts as none, and is not overwritten."""
+        """Read the past use that an earlier orchestrator wrote. A past use that cannot be parsed counts as none, and is not overwritten."""
         self._key = FencedKey(await self._bus.bucket(subjects.TENANTS), subjects.PAST_USE)
         data = await self._key.read()
         try:
@@ -134,7 +137,7 @@ class TenantUse:
         self._past.use, self._past.at = dict(record.use), record.at or None
 
     async def save(self, now: float) -> None:
-        """Write the past use, if the last write is long enough ago. Raises Overtaken, and errors of the bus."""
+        """Write the past use, if the last write is at least `PAST_USE_S` ago. Raises Overtaken, and errors of the bus."""
         if 0 <= now - self._written_at < PAST_USE_S or not self._past.use or self._is_unread or self._key is None:
             return
         record = PastUses(use=dict(self._past.use), at=self._past.at or now)
@@ -144,7 +147,7 @@ class TenantUse:
     def advance(self, terms: Mapping[str, TenantTerms], gained: Mapping[str, tuple[float, float]], now: float) -> None:
         """Add the use since the last call, and decide which tenants pause.
 
-        gained: by tenant, charged tokens and trainer seconds since the last call.
+        terms: weight and quota by tenant. gained: by tenant, charged tokens and trainer seconds since the last call. now: unix seconds.
         """
         self._queue.advance(now)
         quotas = {name: one.quota for name, one in terms.items() if one.quota != TenantQuota()}

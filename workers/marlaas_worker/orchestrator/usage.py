@@ -40,6 +40,7 @@ class JobUsage:
     """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools.
 
     window_s: seconds over which `tokens_per_s` is averaged. engine_s: seconds of engines. slot_s: seconds of adapter slots, by agent.
+    turn_bytes: bytes of recorded turns, since this orchestrator first saw each replica.
     preempted_tokens, preempted_engine_s: of the generations that were cancelled after a preemption of the job; part of the totals.
     """
 
@@ -157,7 +158,7 @@ def with_late_use(progress: Progress, reports: list[ReplicaReport], now: float) 
 
 @dataclass(frozen=True, slots=True)
 class AdmittedTime:
-    """Times of a job's admissions, unix seconds, how often it was preempted, and the usage of the plays that this cut.
+    """Times of a job's admissions, unix seconds, how often the job was preempted, and the usage of the plays that its preemptions cut.
 
     Attributes:
         started_at: its first admission.
