@@ -70,7 +70,7 @@ def bounded(weights: Tensor, bounds: Bounds) -> Tensor:
 
 
 def weights_of(log_ratios: Tensor, bounds: Bounds) -> Tensor:
-    """Return the proximal form's weights w [T] from log c = log(pi_prox / mu) [T]."""
+    """Return the weights w [T] that the correction gives the tokens in the proximal form, from log c = log(pi_prox / mu) [T]."""
     return torch.ones_like(log_ratios) if bounds.type == "none" else bounded(exp(log_ratios), bounds)
 
 

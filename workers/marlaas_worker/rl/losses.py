@@ -37,7 +37,7 @@ class LossConfig:
     """The loss of a job: an algorithm's rule, and the job's parameters.
 
     Attributes:
-        ratio: the form of the importance ratio (`algorithms`).
+        ratio: proximal clips pi / pi_prox and weighs by pi_prox / mu; behaviour clips pi / mu (`algorithms` defines the three policies).
         clip_low, clip_high: bound the ratio to [1 - clip_low, 1 + clip_high].
         kl_coefficient: factor of the KL term in the loss; 0 if the job has no KL penalty, or subtracts it from the reward.
         kl_estimator: estimator of the KL term.
@@ -71,8 +71,11 @@ class TokenRecord:
     """Generated tokens of a micro-batch, in any order; all fields are [T]. trainer and entropies carry the gradient.
 
     Attributes:
-        trainer, behaviour, reference, proximal: logprobs of the tokens under pi, mu, the KL reference and pi_prox, at one temperature.
-            reference None: the loss has no KL term. proximal None: trainer without its gradient, which is exact in a step's first update.
+        trainer, behaviour: logprobs of the tokens under the trainer's present policy (pi), and under the policy that sampled them (mu).
+            All logprobs of a record are at one temperature.
+        reference: logprobs under the KL reference; None: the loss has no KL term.
+        proximal: logprobs under the trainer's policy at the step's beginning (pi_prox); None: trainer without its gradient, which is exact
+            in a step's first update.
         advantages: advantage of each token's trajectory or turn; for the algorithm distill, log(teacher / mu) of the token.
         sequences: number of each token's segment within the micro-batch, int64, from 0. All generated tokens of a segment are here.
         lengths: number of generated tokens of each token's trajectory, including those in other micro-batches.
@@ -94,7 +97,7 @@ class TokenRecord:
         return replace(self, **{name: value[keep] for name, value in values.items() if value is not None})
 
     def fixed(self, config: LossConfig) -> Tensor:
-        """Return the logprobs [T], without gradient, that the correction compares with those of mu.
+        """Return the logprobs [T], without gradient, that the correction compares with those of the behaviour policy mu.
 
         They are the logprobs under pi_prox, or under pi in the behaviour form.
         """
@@ -103,16 +106,17 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
-    """Sums over the tokens of micro-batches; + adds those of further micro-batches. `metrics` defines the fields that are not listed here.
+    """Sums over the tokens of micro-batches; + adds those of further micro-batches.
 
     Attributes:
         num_tokens: number of all tokens. num_counted: number of tokens that the correction kept.
         num_sequences: number of trajectories, each weighted by its share of tokens that count.
         denominator: divisor of the update's gradient (see the module).
         loss: the differentiated loss, not yet divided by the denominator.
-        ratio, ratio_squared, ratio_max: sums and maximum of pi_prox / mu (behaviour form: pi / mu) without any bound.
-        clipped, truncated: numbers of tokens, for clip_fraction and truncated_fraction.
-        gap: sum for logprob_gap.
+        ratio, ratio_squared, ratio_max: sums of c and c^2, and maximum of c, for c = pi_prox / mu (behaviour form: pi / mu) without any bound.
+        clipped: number of tokens that the algorithm's clip bounded. truncated: number of tokens whose weight the correction lowered.
+        gap: sum of |log c|.
+        entropy, behaviour_kl, teacher_kl, update_kl: sums for the metrics of these names. reference_kl: sum for the metric kl.
     """
 
     num_tokens: int = 0

@@ -111,7 +111,8 @@ class Accumulation:
     async def add(self, learner: Learner, trajectories: Sequence[Trajectory], step: int, version: int) -> None:
         """Add a group to the step, and run backward for every micro-batch that it fills.
 
-        If the group is the first of an update, take the update before it. Remaining rows wait for the next group of the update.
+        If the group is the first of an optimizer update, take the previous update first. Rows that do not fill a micro-batch wait for the
+        next group of the update.
         If rewards are compared across the step, the group waits until the step is complete.
 
         Args:
@@ -151,7 +152,10 @@ class Accumulation:
                     await self._backward(learner, batch.rows, batch.proximal)
 
     def finish_step(self, *, is_trained: bool = True) -> dict[str, float]:
-        """Begin the next step; return metrics of the finished one. is_trained: whether it makes a version; else the baselines do not change."""
+        """Begin the next step; return metrics of the finished one.
+
+        is_trained: whether the finished step makes a version; if not, the baselines do not change.
+        """
         ended, self._open = self._open, _OpenStep()
         versions = sum(behind * number for behind, number in ended.staleness.items())
         if not is_trained:
@@ -163,9 +167,9 @@ class Accumulation:
         }
 
     async def _less_kl(self, learner: Learner, group: Sequence[Trajectory]) -> list[Trajectory]:
-        """Return the group with each reward lowered by the coefficient times the trajectory's KL.
+        """Return the group with each reward lowered by `kl.coefficient` times the trajectory's KL to the reference.
 
-        The micro-batches for this hold one group only, so the sums do not depend on other groups.
+        The micro-batches in which the KL is computed hold this group only, so the sums do not depend on other groups.
         """
         batches = await asyncio.to_thread(batches_of_group, group, self._pairs_per_token, learner.token_budget)
         kl = [0.0] * len(group)
@@ -189,7 +193,7 @@ class Accumulation:
                 raise DoesNotFit(batch)
 
     async def _learn(self, learner: Learner, step: int) -> None:
-        """Run backward for every micro-batch that the held groups fill. Before the first group of an update, take the update before it."""
+        """Run backward for every micro-batch that the held groups fill. Before the first group of an update, take the previous update."""
         now = self._open
         held, now.held = now.held, []
         # In a thread: packing long groups takes a while, and the event loop must keep leases alive.

@@ -91,7 +91,7 @@ class AgentTrainer:
             await self._residence.leave()
 
     async def _begin(self) -> None:
-        """Publish version 0, once there is room for the agent. If the agent has to leave before, publish nothing."""
+        """Publish version 0, once there is room for the agent. If the agent has to leave while it waits for room, publish nothing."""
         while not self._residence.enters(is_due=True):
             await self._binding.changed.wait()
             self._binding.changed.clear()
@@ -130,7 +130,7 @@ class AgentTrainer:
                     await changed.wait()
 
     async def _enter_or_leave(self, inbox: StepInbox) -> bool:
-        """Enter the memory if there is work, or leave it if another agent needs it; return whether the agent is there."""
+        """Enter the memory if there is work, or leave it if another agent needs it; return whether the agent is in the memory then."""
         if self._residence.is_here:
             if not self._residence.must_leave(inbox):
                 return True

@@ -3,8 +3,9 @@
 The orchestrator admits jobs whose agents need at most `capacity.AGENTS_PER_PLACE` times this memory
 (`ReplicaReport.agent_room_bytes`); agents that do not fit at the same time are parked (`room`).
 
-Under the local runner, whose workers share a machine, it is the runner's estimate (`PoolDocument.agent_room_bytes`). Else it is a part
-(`USABLE`) of the memory that is free once the base model is loaded, less the activations. Free on a CPU is
+Under the local runner, whose workers share a machine, the size of this memory is the runner's estimate (`PoolDocument.agent_room_bytes`).
+Else a trainer measures the memory that is free once the base model is loaded, subtracts the activations, and takes the part `USABLE` of
+the rest. On a CPU, the free memory is
 
 - in a container with a limit: what the limit leaves;
 - else: `UNLIMITED_PART` of the machine's available memory, since other processes of the machine need memory too.
@@ -91,7 +92,7 @@ def at_most_half(activation_bytes: int, free: int) -> int:
 
 
 def room_bytes(free: int, activation_bytes: int) -> int:
-    """Return the bytes for agents in the free bytes beside the activations: at least 1, but 0 if `free` is 0 (not known)."""
+    """Return the bytes for agents: the part `USABLE` of what the activations leave of `free`, at least 1; 0 (not known) if `free` is 0."""
     return 0 if free == 0 else max(1, int(USABLE * (free - activation_bytes)))
 
 

@@ -43,9 +43,9 @@ class MicroBatch:
     sequences: npt.NDArray[np.int64]
     """[N], the token's segment within the micro-batch; no segment is split."""
     trajectories: npt.NDArray[np.int64]
-    """[N], as in `Row`."""
+    """[N], number of the token's trajectory within its group."""
     lengths: npt.NDArray[np.int64]
-    """[N], as in `Row`."""
+    """[N], number of generated tokens of the token's trajectory, including those in other micro-batches."""
     trees: TokenTrees | None = None
     """None if every row is a chain: then causal attention suffices, because padding comes last."""
 

@@ -4,8 +4,8 @@ Runs at every start of a trainer, on the compute thread. Trainers of one pool on
 calibrations.
 
 Probes are short token sequences whose logprobs show that an engine computes the same as the trainer. The base model
-generates them. Ids drawn from the whole vocabulary would be so improbable that rounding moves their logprobs several
-times more, while another adapter moves them no further (bench/proof.py).
+generates them. Random ids would be so improbable that rounding moves their logprobs several times more, while a
+wrong adapter moves them no further, so that it would be harder to detect (bench/proof.py).
 """
 
 import logging

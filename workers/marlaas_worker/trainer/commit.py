@@ -36,7 +36,8 @@ class StepResult:
     Attributes:
         step: number of the optimizer step; -1 for version 0.
         consumed: names of the trained groups, by position.
-        metrics, train_s: see `Manifest`.
+        metrics: scalars of the step, by name.
+        train_s: seconds that the trainer computed since the previous version.
     """
 
     version: int
@@ -53,8 +54,9 @@ class VersionContents:
     Attributes:
         files: the adapter's files by name.
         state: the serialised training state.
-        digests: see `adapters.tensor_digests`.
-        probes, probe_tolerance: see `Manifest`.
+        digests: by engine dtype, digest of the weights in an engine's slot (`adapters.tensor_digest`).
+        probes: the pool's probes, with their logprobs under this version.
+        probe_tolerance: largest mean |difference of logprobs| on the probes at which an engine agrees with the trainer.
     """
 
     result: StepResult

@@ -17,8 +17,8 @@ from marlaas_worker.fair_queue import FairQueue, Path, Ticket
 
 QUANTUM_S = 0.25
 CREDIT_S = 60.0
-"""Most seconds of credit that all tenants together keep while they wait for groups. More than one step of most jobs computes, and so
-little that an agent whose groups hang for hours does not have the thread for long afterwards.
+"""Most seconds of credit that all tenants together keep while they wait for groups. It is more than a step of most jobs computes, and
+small enough that an agent whose groups hang for hours does not occupy the thread for long afterwards.
 """
 _NEWEST = 0.1
 """Weight of the newest measurement in the moving averages of `_Estimate`."""
@@ -79,7 +79,7 @@ class ComputeQueue(Generic[T]):
         self._weights = {tenant: known[tenant] for tenant in weights if tenant in known}
 
     def usage(self, tenant: str) -> float:
-        """Return a tenant's usage: seconds of work divided by its weight, lifted after idle times (`fair_queue`)."""
+        """Return a tenant's usage: seconds of work divided by its weight, raised after idle times, which earn no credit (`fair_queue`)."""
         return self._queue.usage(tenant)
 
     def hold(self, account: ComputeAccount, has_groups: bool) -> None:

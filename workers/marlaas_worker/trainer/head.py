@@ -65,7 +65,10 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(  # noqa: PLR0913  # autograd passes them by position
         ctx: Any, hidden: Tensor, weight: Tensor, tokens: Tensor, temperature: float, beside: str
     ) -> tuple[Tensor, Tensor]:
-        """beside: the second result: `entropy`, `best` (as of `token_logprobs_and_ranks`) or `nothing`."""
+        """Return `token_logprobs`, and a second result, which `beside` names.
+
+        beside: `entropy`; `best`, 1.0 for a token if no other one is more probable, else 0.0; or `nothing`, an empty tensor.
+        """
         with_entropy = beside == "entropy"
         wanted = ctx.needs_input_grad[0]
         rows = chunk_rows(weight.shape[0], weight.device)
@@ -101,7 +104,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return logits [n, V] in float32 or wider, rounded to the model's dtype; `weight` may be in the wider dtype of the product."""
+    """Return logits [n, V], rounded to the dtype of hidden, in float32 or wider. weight: in the dtype in which to multiply (`working_dtype`)."""
     product = hidden.to(weight.dtype) @ weight.T
     return _at_least_float32(product if weight.dtype == hidden.dtype else product.to(hidden.dtype))
 

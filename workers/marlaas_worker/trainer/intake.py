@@ -24,7 +24,11 @@ class LogInvalid(Permanent):
 
 @dataclass(slots=True)
 class _Step:
-    """An uncommitted step: its messages so far, and the number of its groups that are taken. base_version, follows: see `GroupReady`."""
+    """An uncommitted step: its messages so far, and the number of its groups that are taken.
+
+    base_version: policy version at which the step trains, by its messages (`GroupReady`).
+    follows: the agent's last step before this one that has groups; -1: there is none; None: the messages are of an earlier release.
+    """
 
     base_version: int
     follows: int | None
@@ -47,7 +51,7 @@ class StepInbox:
         self._steps: dict[int, _Step] = {}
 
     def __bool__(self) -> bool:
-        """Return whether it holds messages of uncommitted steps."""
+        """Return whether the inbox holds messages of uncommitted steps."""
         return bool(self._steps)
 
     @property

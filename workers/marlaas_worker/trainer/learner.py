@@ -49,7 +49,7 @@ _OF_SAMPLES = LossSums().metrics().keys() - {"loss", "tokens", "sequences"}
 """Metrics that compare policies or describe sampled tokens, so demonstrations do not have them."""
 _HELD_OUT = ("tokens", "loss", "best")
 _MAX_LOSS = 700.0
-"""Nats whose exponential is a finite float."""
+"""Bound of a loss, in nats, before exp, so that the perplexity is finite."""
 
 
 def loss_config(training: TrainingSettings, max_tokens: int) -> LossConfig:
@@ -136,7 +136,7 @@ class Learner:
 
     @property
     def _is_before(self) -> bool:
-        """Whether the present settings are those of the supervised fine-tuning before the steps with the agent's own."""
+        """Whether the settings in use are those of supervised fine-tuning (`initFrom.sft`), whose steps precede the agent's own algorithm."""
         return self._training.algorithm != self._own.algorithm
 
     def _rate(self, number: int) -> float:
@@ -194,7 +194,7 @@ class Learner:
         Return the logprobs of its generated tokens [N] under the parameters at the step's beginning, for the step's further epochs.
 
         Args:
-            proximal: what an earlier call of the step returned for the same rows.
+            proximal: what an earlier call of the step returned for the same rows; None: this is the first call for them.
 
         Raises:
             OutOfMemory: the device has no memory for the micro-batch.

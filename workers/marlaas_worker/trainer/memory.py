@@ -150,7 +150,7 @@ class LayerRecompute:
 
     @contextmanager
     def choose(self, num_rows: int, width: int, mask_bytes: int) -> Iterator[None]:
-        """Within the context, recompute only as much as keeps the activations within max_bytes.
+        """Within the context, recompute parts of the decoder if the activations would exceed max_bytes: those that cost least and suffice.
 
         num_rows, width: number and padded length of the rows. mask_bytes: size of the attention mask, which counts towards the limit.
         """

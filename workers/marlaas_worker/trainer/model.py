@@ -49,8 +49,9 @@ class BaseModel:
         linear_layers: short names of the layers that an adapter may target (`q_proj`): the decoder's linear layers without
             routers and experts. An engine adapts the same layers.
         lean_layers: number of replaced layers by kind (`lean_layers.replace_layers`).
-        pairs_per_token: argument of `rows.pack_prefix_tree`; 0 if the architecture cannot share prefixes. With hidden
-            size H, a layer costs about 24 H^2 operations per token, and 4 H per pair of tokens in its attention.
+        pairs_per_token: number of token pairs in attention that cost as much as one token in the rest of the network, for
+            `rows.pack_prefix_tree`; 0 if the architecture cannot share prefixes. With hidden size H, a layer costs about
+            24 H^2 operations per token, and 4 H per pair of tokens in its attention.
 
     Args:
         path: folder of the model.

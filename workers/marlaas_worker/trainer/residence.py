@@ -40,11 +40,18 @@ class Residence:
         return self._made[-1]
 
     def enters(self, is_due: bool) -> bool:
-        """Return whether the agent has room now; if not, ask again once `changed` is set. is_due: as in `room`."""
+        """Return whether the agent has room now; if not, ask again once `changed` is set.
+
+        is_due: whether the agent's step is closed and all groups of the step have arrived.
+        """
         return self._shared.room.enter(self._assignment.policy_key, self._need(), is_due, self._changed.set)
 
     def claim_all(self) -> bool:
-        """Require the whole room at the next entry if it is shared now, else only the agent's own memory; return whether it is shared."""
+        """Require the whole room at the next entry if other agents share it now, else only the agent's own memory.
+
+        Returns:
+            Whether other agents share the room now.
+        """
         self._wants_all = self._shared.room.is_shared
         return self._wants_all
 

@@ -25,9 +25,9 @@ class Pause(Enum):
     """What an agent that has room does next."""
 
     BETWEEN_STEPS = auto()
-    """It has no work."""
+    """It has begun no step, and waits for work."""
     AFTER_STEP = auto()
-    """It begins a step."""
+    """It has begun no step, and has work for the next one."""
     WITHIN_STEP = auto()
     """It waits for groups of a step that it has begun."""
     BUSY = auto()
@@ -50,7 +50,7 @@ class _Here:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """An agent that waits for room for `need` bytes."""
+    """An agent that waits for room for `need` bytes. is_due: its step is closed, and all groups of the step have arrived."""
 
     need: int
     wake: Callable[[], None]

@@ -34,7 +34,7 @@ class Segment:
     advantage: float | npt.NDArray[np.float32]
     """One for all generated tokens, or [T], one per token."""
     trajectory: int = 0
-    """A number that the segments of one trajectory share."""
+    """Number of the trajectory within its group."""
     trajectory_tokens: int | None = None
     """Generated tokens of the whole trajectory; None: the segment is the whole trajectory."""
 
@@ -68,7 +68,7 @@ class Row:
     sequences: npt.NDArray[np.int32]
     """[N], the token's segment, below num_segments."""
     trajectories: npt.NDArray[np.int32]
-    """[N], the token's trajectory."""
+    """[N], number of the token's trajectory within its group."""
     lengths: npt.NDArray[np.int32]
     """[N], number of generated tokens of that trajectory, including those in other rows."""
     num_segments: int

@@ -1,8 +1,9 @@
 """The trainer role: selection of the agents to train, reports, and shutdown.
 
-Changes of cached buckets wake the reconcile loop, and `_reconcile` decides on a view of the caches. All trainers of the
-pool compute the same placement from it (`placement`), and each binds only its own agents. Each bound agent has its own
-task; an error in one agent's task ends only that agent's training.
+Changes of cached buckets wake the reconcile loop. `_reconcile` then decides, from a view of the caches, which agents to
+bind, to release and to clean up after. All trainers of the pool compute the same placement of agents from their views
+(`placement`), and each binds only the agents that are placed on it. Each bound agent has its own task; an error in one
+agent's task ends only that agent's training.
 """
 
 import asyncio

@@ -73,7 +73,7 @@ class Binding:
     def leave(self) -> None:
         """Let the agent be released at its next step boundary. This cannot be revoked.
 
-        If it could, the placement would keep the others here once the first of several agents has left.
+        If it could be revoked, the placement would keep the other agents here once the first of several has left.
         """
         self.is_leaving = True
         self.changed.set()
@@ -87,16 +87,16 @@ class TrainedAgent:
     assignment: Assignment
     """Assignment of the present or last task."""
     work: RecentWork
-    """For the placement of agents."""
+    """Recent seconds of computation and of being bound, which the placement of agents on trainers uses."""
     account: ComputeAccount = field(init=False)
-    """To which its work on the compute thread is charged."""
+    """Account to which the agent's work on the compute thread is charged."""
     seen_at: float = 0.0
     """When the job had a document last."""
 
     task: asyncio.Task[None] | None = None
     """Binds and trains the agent; None while this trainer does not."""
     binding: Binding | None = None
-    """None before the task has bound the agent."""
+    """The bind of the task; None while the agent is not bound."""
     is_unwanted: bool = False
     """Whether the job no longer wants the agent to be trained."""
     fault: AgentFault | None = None

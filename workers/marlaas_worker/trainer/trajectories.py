@@ -72,11 +72,11 @@ class Trajectory:
     turn_rewards: Mapping[int, float] = field(default_factory=dict)
     """Rewards by turn number, which are part of `reward`."""
     teacher: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
-    """By turn, the teacher's logprobs of the generated tokens; NaN where it has none."""
+    """By turn number, the teacher's logprobs of the generated tokens; NaN where it has none."""
 
     @property
     def teacher_advantages(self) -> dict[int, npt.NDArray[np.float32]]:
-        """By turn, log(teacher / mu) of each generated token."""
+        """By turn number, log(teacher / mu) of each generated token, where mu is the policy that sampled it."""
         return {number: found - unpack_logprobs(self.turns[number].logprobs) for number, found in self.teacher.items()}
 
     @property

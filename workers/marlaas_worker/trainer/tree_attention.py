@@ -31,7 +31,10 @@ BLOCK = 128
 """Tokens on each side of a block; the kernels' own blocks divide it. A smaller micro-batch gets a dense mask."""
 _NAME = "sdpa_or_blocks"
 _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
-"""Largest difference between two ways to compute attention, as a part of the largest value."""
+"""By dtype, limit of the difference between attention by blocks and attention with a dense mask, as a part of the largest value.
+
+From this difference on, the model keeps its dense mask.
+"""
 
 
 def dense_mask(enters: Tensor, leaves: Tensor, dtype: torch.dtype) -> Tensor:
@@ -67,9 +70,14 @@ def block_mask(enters: Tensor, leaves: Tensor) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each query block the number of its key blocks [1, 1, Q], and the indices of all key blocks, its own first [1, 1, Q, K].
+    """Return a relation of blocks in the form of `BlockMask.from_kv_blocks`.
 
-    blocks: bool [Q, K], whether the query block has the key block.
+    Args:
+        blocks: bool [Q, K], whether a query block is related to a key block.
+
+    Returns:
+        For each query block the number of its related key blocks [1, 1, Q], and the indices of all key blocks, the related ones first
+        [1, 1, Q, K].
     """
     counts = blocks.sum(1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)

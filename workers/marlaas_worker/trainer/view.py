@@ -30,7 +30,7 @@ class PolicyEntry:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The state on which a trainer decides."""
+    """Jobs, policy keys and reports, from which a trainer decides which agents to train, to release and to clean up after."""
 
     wanted: dict[str, Assignment]
     """Agents of admitted, unfinished jobs, by policy key."""
@@ -119,7 +119,8 @@ class TrainerCaches:
     """Caches of jobs, progress, policy keys, and reports of the pool's trainers.
 
     Args:
-        changed: called after each change that may change a decision. Most writes of progress do not (`what_decides`).
+        changed: called after a change of a job, a change of progress that affects a trainer (`what_decides`), and the release of an
+            agent's lease. Changed reports do not call it.
     """
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
@@ -191,5 +192,5 @@ class TrainerCaches:
 
 
 def what_decides(progress: Progress | None) -> Hashable:
-    """Return a value that changes if and only if progress changes in a way that affects a trainer."""
+    """Return the part of a job's progress that affects a trainer: uid, whether the job is admitted, and whether it has ended; None: no progress."""
     return None if progress is None else (progress.uid, progress.admitted, progress.phase.final)

@@ -28,7 +28,7 @@ Advantage = float | Mapping[int, float] | Mapping[int, npt.NDArray[np.float32]]
 class Baselines:
     """Running means of rewards, one for each agent that plays a policy (role-conditioned advantage estimation: SPIRAL, arXiv 2506.24119).
 
-    After a step with mean reward m, b becomes decay * b + (1 - decay) * m; the first step sets it to m, and has a baseline of 0
+    After a step with mean reward m, the baseline b becomes decay * b + (1 - decay) * m; the first step sets it to m, and has a baseline of 0
     itself. Deltas to the paper: b changes between steps only, so that a step does not depend on the order of its groups; and
     it begins at the first mean, not at 0. The values are metrics of the version that the step makes, from which a
     restart takes them.
@@ -171,7 +171,7 @@ class Weighing:
 
 
 def _together(members: Iterable[Trajectory]) -> dict[Hashable, list[Trajectory]]:
-    """Return the trajectories by `Trajectory.compared_with`."""
+    """Return the trajectories whose rewards are compared with each other, by `Trajectory.compared_with`."""
     found: dict[Hashable, list[Trajectory]] = {}
     for member in members:
         found.setdefault(member.compared_with, []).append(member)
