@@ -66,7 +66,8 @@ class AdapterInvalid(Permanent):
 class AdapterConfig:
     """Settings of all modules of an adapter.
 
-    base_model, revision: by which loaders (AutoPeft, vLLM) find the base model; they do not identify it.
+    base_model, revision: name and revision by which loaders (AutoPeft, vLLM) find the base model; empty and None if unknown. They are no proof
+    of the model's identity (`calibration.fingerprint` is).
     """
 
     rank: int
@@ -151,7 +152,7 @@ def check_adapter(tensors: Tensors, config: AdapterConfig) -> None:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether all values are finite. A finite sum shows it in one pass; one that overflows shows nothing."""
+    """Return whether all values are finite. A finite sum proves it in one pass; if the sum overflows, each value is checked."""
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
@@ -190,7 +191,7 @@ def tensor_digests(tensors: Tensors, scaling: float) -> dict[str, str]:
 
 
 def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
-    """Return the sha256 (hex) over (module, kind, shape, bytes), sorted by name.
+    """Return the sha256 (hex) over (module, kind, dtype, shape, bytes) of all matrices, sorted by module and kind.
 
     The tensors must be in the form in which the engine computes with them. Modules whose A and B are both zero
     are left out, because a slot holds the same zeros for a module that the adapter lacks.

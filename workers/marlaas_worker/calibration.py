@@ -1,7 +1,7 @@
 """Self-test data shared by a pool's trainer and engines: probes, their tolerance, and a random test adapter.
 
-A trainer measures them (`trainer/calibration.py`), and an engine is tested against them
-(`rollout/self_test.py`) before it serves. Imports neither peft nor vllm.
+A probe is a short token sequence with the trainer's logprobs of it. A trainer makes the probes and measures their tolerance
+(`trainer/calibration.py`), and an engine is tested against them (`rollout/self_test.py`) before it serves. Imports neither peft nor vllm.
 """
 
 import hashlib
@@ -22,24 +22,24 @@ from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_name
 NUM_PROBES = 16
 NUM_TOKENS = 24
 NUM_FLOAT32_PROBES = 8
-"""Number of probes of a version, and of an engine's self-test, in float32. Half of NUM_PROBES suffice: the tolerance is FLOOR, not a
-multiple of noise, which needs more probes to average out. The mean over half of the probes is at most twice the mean over all:
-2.4e-5 in the worst version measured, a quarter of FLOOR (docs/reference/measurements.md, "Proof")."""
+"""Number of probes in a version's manifest, and in the self-test, if the engine computes in float32. Half of NUM_PROBES suffice: the
+tolerance is FLOOR, not a multiple of noise, which needs more probes to average out. The mean over half of the probes is at most twice the
+mean over all: 2.4e-5 in the worst version measured, a quarter of FLOOR (docs/reference/measurements.md, "Proof")."""
 NOISE_FACTOR = 5.0
 FLOOR = 1e-4
 LEAST_SHIFT = 10.0
-"""Least shift of the probes' logprobs under the self-test's adapter, in multiples of the tolerance."""
+"""The self-test passes only if its adapter changes the probes' logprobs by at least this many times the tolerance, on average."""
 
 ROUNDING_FACTOR = 2.0
-"""Largest distance of an engine from float32, in multiples of the trainer's noise, that is not warned of. bench/proof.py has measured 1.3 at most."""
+"""`rounding_warning` warns if an engine's distance from float32 is more than this many times the trainer's noise, and above FLOOR. Correct
+engines had at most 1.3 times (bench/proof.py)."""
 
 _SAMPLE_BYTES = 1 << 15
 
 
 def tolerance_of(noise: float) -> float:
-    """Return the largest mean |difference of logprobs| on the probes that counts as noise.
+    """Return the mean |difference of logprobs| on the probes up to which an engine agrees with the trainer: max(FLOOR, NOISE_FACTOR * noise).
 
-    It is max(FLOOR, NOISE_FACTOR * noise).
     noise: mean |difference| between the trainer's logprobs in the engine's dtype and in float32.
     Over 1,000 versions, an engine's distance from float32 was at most 1.3 times that noise, so a correct engine stays
     below a third of the tolerance (bench/proof.py).
@@ -68,12 +68,12 @@ def rounding_warning(distance: float, calibration: Calibration) -> str:
 
 
 def num_sufficient(dtype: str) -> int:
-    """Return the number of probes that a version carries, and the self-test scores, with an engine of this dtype."""
+    """Return the number of probes in each version's manifest, and in the self-test, for engines that compute in this dtype."""
     return NUM_FLOAT32_PROBES if dtype == "float32" else NUM_PROBES
 
 
 def sufficient_probes(calibration: Calibration) -> tuple[Probe, ...]:
-    """Return the probes that every version carries and that the self-test scores: all of the calibration's, or the first ones in float32."""
+    """Return the probes for each version's manifest and for the self-test: all of the calibration's; in float32, the first `NUM_FLOAT32_PROBES`."""
     return calibration.probes[: num_sufficient(calibration.dtype)]
 
 
@@ -133,15 +133,15 @@ def fingerprint(model: Path) -> str:
 
 
 def ids_of(probes: Sequence[Probe]) -> list[npt.NDArray[np.int32]]:
-    """Return the token ids of each probe, int32 [T]."""
+    """Return the token ids of each probe: one int32 array [T] per probe, T its length."""
     return [unpack_ids(probe.ids) for probe in probes]
 
 
 def joined(logprobs: Sequence[bytes]) -> npt.NDArray[np.float32]:
-    """Unpack the logprobs of several probes and concatenate them into one array."""
+    """Unpack the logprobs of several probes and concatenate them into one float32 array [sum of the probes' T - 1]."""
     return np.concatenate([unpack_logprobs(packed) for packed in logprobs])
 
 
 def mean_gap(one: npt.NDArray[np.float32], other: npt.NDArray[np.float32]) -> float:
-    """Return the mean absolute difference of two sequences of logprobs [T], in nats."""
+    """Return the mean absolute difference, in nats, of two arrays of logprobs of the same tokens, such as two results of `joined`."""
     return float(np.abs(one - other).mean())

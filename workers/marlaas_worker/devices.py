@@ -18,7 +18,9 @@ def uses_gpu() -> bool:
 
 
 def check_gpus(wanted: int) -> None:
-    """Raise InvalidInput if a pool wants GPUs, and the machine or pod has a GPU that cannot be used. If it has none, `marlaas run` reports that.
+    """Raise InvalidInput if a pool wants GPUs, and the machine or pod has a GPU that cannot be used.
+
+    Without any GPU, nothing is raised: `marlaas run` reports that.
 
     wanted: number of GPUs in the pool's spec.
     """

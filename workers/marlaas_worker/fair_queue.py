@@ -132,8 +132,8 @@ class _Account(Generic[T]):
     def heads(self, max_lead: float, allows: "Allows[T]") -> Iterator[Ticket[T]]:
         """Yield the first request of each account at the bottom, if it is allowed, in the order of usages.
 
-        max_lead: an account that does not have the smallest usage is left out if its request would make the difference
-        larger than this, divided by its weight.
+        max_lead: an account is left out if its request would make its usage exceed the smallest one by more than `max_lead` / weight.
+        Compared are the accounts whose request is allowed; the one with the smallest usage is never left out.
         """
         if self.requests and allows(self.requests[0]):
             yield self.requests[0]
@@ -152,7 +152,7 @@ def check_weight(tenant: str, weight: float) -> None:
 
 
 class FairQueue(Generic[T]):
-    """The queue. Costs are in one unit throughout: tokens, or seconds. Sizes have the same unit.
+    """Queue that serves requests in the order of their accounts' usages. All costs and sizes are in one unit: tokens, or seconds.
 
     Args:
         max_passed: room that other requests may take while the first one does not fit.

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def health_server(port: int, metrics: Metrics) -> AsyncIterator[int]:
-    """Serve while the context is open, and yield the port; 0 lets the system choose one. Raises InvalidInput."""
+    """Serve health checks and metrics while the context is open, and yield the port. Port 0 lets the system choose one. Raises InvalidInput."""
     endpoints = HealthEndpoints(
         alive=lambda: "" if metrics.alive() else "not alive",
         ready=lambda: "" if metrics.ready() else "not ready",

@@ -27,7 +27,7 @@ class EventEmitter:
         """Queue an event of a job.
 
         Args:
-            once: message id for deduplication: all replicas together publish it once in two minutes.
+            once: message id for deduplication: all replicas together publish the event once in two minutes. None: no deduplication.
         """
         self._queued.put_nowait((self._event(job, reason, message), once))
 

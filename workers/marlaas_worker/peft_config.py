@@ -87,7 +87,7 @@ def other_base(named: str, revision: str | None, base: str, base_revision: str |
     """Return a sentence if an adapter names another base model than the pool's; None if they agree or it names none.
 
     Folders and repositories are compared by the last part of their names, whatever the case. A cached repository of the
-    hub counts by its repository's name. Revisions are compared if both are known; `main` is not.
+    hub counts by its repository's name. Revisions are compared if both are known; `main` counts as unknown.
     """
     if not named:
         return None

@@ -19,7 +19,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 EPSILON = 0.25
-"""Relative deviation from the mean load at which agents move; after moving, it is at most half of that."""
+"""Agents move if a load differs from the mean load by more than EPSILON x mean + the largest cost, until the difference is at most half of
+that or no move helps."""
 GAIN = 0.1
 """Reduction of the largest load, relative to the mean load, above which one agent moves. A move costs a re-load of adapters, 0.1 s."""
 

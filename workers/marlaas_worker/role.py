@@ -1,4 +1,4 @@
-"""Dependencies that every role receives, and cancellable waits and cancellations for its event loops."""
+"""`RoleContext`, the objects that every role receives, and functions to wait for an event and to cancel tasks."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ from marlaas_worker.waits import Waits, WatchedBlobs
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """Dependencies of one worker.
+    """The objects that a worker's role uses: connections, folders, clock, metrics and the request to stop.
 
     Attributes:
         name: the replica's name, the same after a restart (as a StatefulSet's pod).
@@ -26,7 +26,7 @@ class RoleContext:
         metrics: where the role registers its health and metrics.
         creds: file of the bus credentials; None: no credentials.
         shares_cpu: whether the role may change the CPU share of its session, which has no other processes than its own.
-        waits: failures for which jobs wait, by job; `blobs` records its own there.
+        waits: failures because of which jobs wait, by job; `blobs` records failures of the blob store there.
     """
 
     name: str

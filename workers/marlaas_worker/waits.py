@@ -1,4 +1,4 @@
-"""Failures for which jobs wait on this replica: of the blob store, and of documents that cannot be parsed. The replica's report lists them.
+"""Failures because of which jobs wait on this replica: of the blob store, and of documents that cannot be parsed. The replica's report lists them.
 
 Callers of the blob store retry as if nothing were recorded.
 """
@@ -31,7 +31,7 @@ class _Failure:
 
 @dataclass(slots=True)
 class Waits:
-    """The failures that jobs wait for, by job and cause. now: unix seconds."""
+    """The failures because of which jobs wait on this replica, by job and cause. now: clock in unix seconds."""
 
     now: Callable[[], float] = time.time
     _failures: dict[Cause, _Failure] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Waits:
 
     @asynccontextmanager
     async def watched(self, uid: str, call: str, name: str) -> AsyncIterator[None]:
-        """Record a failure of the blob store in the block, or that it has not answered yet. call: such as `read`. name: of the blob or folder."""
+        """Record the blob store's call in the block while it lasts, and its failure. call: such as `read`. name: of the blob or folder."""
         token, began = object(), self.now()
         self._pending[token] = uid, f"{call} of {name}", began
         try:
@@ -91,7 +91,7 @@ class Waits:
 
 
 class WatchedBlobs:
-    """A blob store that records failures of its calls in `waits`, for the job that owns the blob."""
+    """`Blobs` that passes calls on to another blob store, and records their failures in `waits` for the job that owns the blob."""
 
     def __init__(self, blobs: Blobs, waits: Waits) -> None:
         self._blobs, self._waits = blobs, waits

@@ -30,7 +30,7 @@ class JobView:
     """A job's state at one moment, from which each destination computes what to deliver.
 
     Attributes:
-        rows: of its steps and evaluations, in the order of the stream.
+        rows: one for each of its steps and evaluations, in the order of the stream of records.
         progress: its last progress, with its end if it has ended; None before the first.
         active_at: unix seconds of its creation, last record, last admission, or the start of this exporter, whichever is last.
         links: URLs of its runs in trackers.
@@ -78,7 +78,7 @@ class Destination(Protocol):
 
 @dataclass(slots=True)
 class TrackerDestination:
-    """Sends a job's rows to its run in one tracker, each row once, and then the job's end.
+    """`Destination` that sends a job's rows to its run in one tracker, each row once, and then the job's end.
 
     Attributes:
         folder: for the tracker's own files.
@@ -128,9 +128,9 @@ class TrackerDestination:
 
 @dataclass(slots=True)
 class WebhookDestination:
-    """Posts the messages that are due to the webhook of one entry of `export.notify`.
+    """`Destination` that posts the messages that are due to the webhook of one entry of `export.notify`.
 
-    entry: its position, from 0. told: marks of all messages that were posted; all webhooks of the job share this list. post: posts a text.
+    entry: its position, from 0. told: marks (names) of all posted messages; all webhooks of the job share this list. post: posts a text to a URL.
     """
 
     entry: int
@@ -160,7 +160,7 @@ class WebhookDestination:
 
 @dataclass(slots=True)
 class Courier:
-    """Delivers to one destination until cancelled, and keeps its state for the report.
+    """Delivers to one destination until cancelled, and records for the report whether deliveries succeed.
 
     Attributes:
         view: returns the newest view of the job; None before the first read, and once the job is deleted.

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class NotFetched(Retryable):
-    """The adapter, or a part of it, did not come; the text says why."""
+    """The adapter, or a part of it, could not be fetched; the text says why."""
 
 
 async def ask(bus: Bus, wanted: AdapterRequest) -> AdapterPart:
@@ -62,11 +62,11 @@ def download(
     folder: Path,
     answer_to: Callable[[AdapterRequest], AdapterPart],
 ) -> None:
-    """Download files of an adapter's version into a folder, and verify their sha256. The download of a file that is there in part continues.
+    """Download files of an adapter's version into a folder, and verify their sha256. A partial file in the folder is continued.
 
     Args:
-        whole: names the version, and no file.
-        files: by name, as the answer to `whole` lists them.
+        whole: request with the adapter's version, and without a file's name.
+        files: size and sha256 of each file, by name, as in the answer to `whole`.
         answer_to: sends a request and waits for the answer, as `ask`; it blocks.
 
     Raises:

@@ -20,7 +20,7 @@ V = TypeVar("V", JobDocument, Progress)
 
 @dataclass(slots=True)
 class JobReader:
-    """State of one job as far as it was read. Each `read` adds what is new.
+    """Reads one job's document, progress and records from the bus, and keeps them. Each `read` adds the new records.
 
     Attributes:
         first: the document with which the exporter started; it names the job.
@@ -51,7 +51,7 @@ class JobReader:
         return max(self.first.created_at, admitted_at or 0.0, *(row.at for _, row in self._rows[-1:]))
 
     async def read(self) -> None:
-        """Read what is new. Raises the errors of `Bus`, and Unreadable."""
+        """Read the document, the progress, and the records that are new. Raises the errors of `Bus`, and Unreadable."""
         self.document = await self._value(subjects.JOBS, JobDocument)
         progress = await self._value(subjects.PROGRESS, Progress)
         if progress is not None:

@@ -53,7 +53,7 @@ class JobSource(Protocol):
         ...
 
     def files(self, agent: str, version: int) -> Mapping[str, AdapterFile]:
-        """Return an adapter's files by name. Raises NotFetched, and the errors of the bus."""
+        """Return size and sha256 of each file of an adapter, by name. Raises NotFetched, and the errors of the bus."""
         ...
 
     def fetch(self, agent: str, version: int, files: Mapping[str, AdapterFile], folder: Path) -> None:
@@ -63,7 +63,7 @@ class JobSource(Protocol):
 
 @dataclass(slots=True)
 class BusSource:
-    """Reads records and adapters over the bus for callers in other threads: the calls of the bus run in the event loop `loop`."""
+    """`JobSource` that reads records and adapters over the bus. Its callers are other threads; the calls of the bus run in the event loop `loop`."""
 
     bus: Bus
     first: JobDocument
@@ -112,10 +112,10 @@ class BusSource:
 
 @dataclass(slots=True)
 class UploadDestination:
-    """Uploads the last adapter of each trained agent to one target, once the job has succeeded.
+    """`Destination` that uploads the last adapter of each trained agent to one target, once the job has succeeded.
 
     folder: for downloaded files; removed after each upload. uploaded: marks of all uploaded versions; all targets of the job share this list.
-    url: address of the upload, or of the folder above if there are several.
+    url: address of the uploaded adapter; if several agents' adapters are uploaded, of the folder above.
     """
 
     target: UploadTarget
@@ -191,7 +191,7 @@ def remote_target(name: Upload, export: ExportSettings) -> UploadTarget:
 
 
 def drop_aws_variables() -> None:
-    """Remove all AWS_ variables from this process. They are a tracker's, and the bucket's client would use them for what its Secret lacks."""
+    """Remove all AWS_ variables from this process. They are for a tracker; the bucket's client would use them for keys that its Secret lacks."""
     for variable in [one for one in os.environ if one.startswith("AWS_")]:
         del os.environ[variable]
 

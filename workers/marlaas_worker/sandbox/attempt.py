@@ -22,7 +22,7 @@ More than the default backoffLimit: a task whose memory use kills every sandbox 
 
 @dataclass(frozen=True, slots=True)
 class AttemptDependencies:
-    """Dependencies that all attempts of a job share."""
+    """The objects that all attempts of a job share: its document, its child processes, and the client for turns."""
 
     document: JobDocument
     children: Children
@@ -30,14 +30,14 @@ class AttemptDependencies:
 
 
 class Attempt:
-    """One play of a member of a group.
+    """One play of one member of a group. A group is the G episodes of one task, and a member is one of them.
 
     Args:
-        member: its number in the group.
-        number: of this play, unique among the member's plays; it is part of the episode's id.
+        member: number of the member in the group.
+        number: number of this play, unique among the member's plays; it is part of the episode's id.
 
     Attributes:
-        is_retryable: whether another attempt may be without this one's fault.
+        is_retryable: whether another attempt may succeed, if this one had a fault.
         data: JSON text of `Score.data`, by which the episode is compared with those of its group; None: it is not compared.
     """
 
@@ -56,7 +56,7 @@ class Attempt:
         return self._session.ledger.has_begun
 
     async def play(self, prior_faults: tuple[FaultClass, ...]) -> Episode:
-        """Play and return an Episode, whatever the environment's code does. prior_faults: of earlier attempts at this member."""
+        """Play and return an Episode. A Fault is recorded in the Episode, not raised. prior_faults: classes of the member's earlier faults."""
         started = time.monotonic()
         try:
             result = await self._scored()
@@ -75,7 +75,7 @@ class Attempt:
         return self._blank.model_copy(update={**ended, **result, **counts})
 
     async def _scored(self) -> dict[str, Any]:
-        """Play; return the fields that a play that counts adds to the Episode. Raises Fault."""
+        """Play, and return the Episode's fields that are known only after a play without a fault, such as the rewards. Raises Fault."""
         session, output = self._session, None
         try:
             async with self._children.child() as child:

@@ -78,7 +78,7 @@ class SupervisorChannel:
                 wake.acquire()
 
     def _read(self, turn: tuple[str, int]) -> None:
-        """Read one answer, in the thread that waits for `turn`. If it is another thread's, wake that; else wake one that reads the next."""
+        """Read one answer, in the thread that waits for `turn`. Wake the thread that the answer is for; if that is this one, wake the next reader."""
         answer: dict[str, Any] | None = None
         try:
             answer = receive_frame(self._connection)
@@ -100,7 +100,7 @@ class SupervisorChannel:
         self._send(kind="agents", agents=list(agents))
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
-        """Report the start or end of a tool call, so that the supervisor can attribute a crash to it."""
+        """Report the start or end of a tool call, so that the supervisor can attribute a crash to it. rewards: of each agent so far."""
         self._send(kind="tool", is_open=is_open, rewards=dict(rewards))
 
     def _send(self, **message: Any) -> None:

@@ -34,7 +34,7 @@ MAX_FAULT_TEXT = 6000
 class Confinement:
     """Limits of one child.
 
-    memory_bytes: of the memory in use. tmp: its own folder for temporary files, removed after its exit. niceness: it has at least this one.
+    memory_bytes: limit of the memory in use. tmp: its own folder for temporary files, removed after its exit. niceness: least niceness.
     """
 
     memory_bytes: int
@@ -63,7 +63,7 @@ def run(environments: Environments, connection: socket.socket, output: int, conf
 
 
 def played(environments: Environments, connection: socket.socket) -> dict[str, Any]:
-    """Play the episode that the supervisor names on the connection, and return the message of its result."""
+    """Play the episode, or compare the group, that the supervisor's first message names; return the message with the result."""
     start = receive_frame(connection)
     environment = environments[start.get("suite", "")]
     task = Task(Split(start["split"]), start["index"], start["seed"])

@@ -30,13 +30,13 @@ class TurnMessage(_Message):
     """Request for a turn of an agent.
 
     Attributes:
-        number: of the turn among the agent's own (`names.turn_number`).
-        num_before: turns that the agent has had on the way to this one.
+        number: number of the turn among the agent's own turns (`names.turn_number`).
+        num_before: turns that the agent had before this one; those in branches that run at the same time do not count.
         parent: number of the agent's turn that this one follows; None begins a conversation.
         append: messages after the parent's reply, or raw text.
         max_tokens: limit of the reply; None: the job's.
         tools: JSON text of each function that the chat template shows; None: those of the parent.
-        choice: number of the choice that the reply is a candidate of; None: of none.
+        choice: number of the choice of which the reply is one candidate (one of several replies from one state); None: of no choice.
         stop: strings that end the reply.
         demonstration: the reply itself, if the task is demonstrated: none is sampled.
     """
@@ -75,7 +75,10 @@ class ToolMessage(_Message):
 
 
 class ChoiceMessage(_Message):
-    """Rewards of the candidates of the choice with this number, in the order of their turns."""
+    """Rewards of one choice. Its candidates are several replies of an agent from one state.
+
+    number: of the choice. rewards: one for each candidate, in the order of the candidates' turns.
+    """
 
     number: Annotated[int, Field(ge=0, lt=MAX_BRANCHES)]
     rewards: list[_Number]
@@ -96,7 +99,7 @@ class ScoreMessage(_Message):
         rewards: by agent. metrics: by name.
         ending: as the environment sees it (`TurnLedger.ending`).
         tool_s: seconds in tool calls. tool_error: text of the ToolError that ended the episode; empty: none.
-        content: digest of what the task has drawn; empty if it has drawn nothing.
+        content: digest of the contents that the task has drawn (`Task.drawn`); empty if it has drawn none.
         answer: digest of the policy's answer; empty: none.
         compared_by: JSON text of `Score.data`, if the environment compares the episodes of a group; else None.
     """

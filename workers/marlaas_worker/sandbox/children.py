@@ -125,6 +125,6 @@ class Children:
         return server
 
     def take_told(self) -> tuple[str, ...]:
-        """Return the warnings about the last load (`Loaded.told`) to the first caller after it; later calls return none."""
+        """Return the warnings about the last load (`Loaded.told`) and drop them: further calls before the next load return none."""
         told, self._untold = self._untold, ()
         return told

@@ -19,14 +19,14 @@ _PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """An episode that is published after its group was compared. data: JSON text of what `play` gave for the comparison."""
+    """An episode that is published only after its group was compared. data: JSON text of its `Score.data`, the comparison's input."""
 
     episode: Episode
     data: str
 
 
 async def compare(dependencies: AttemptDependencies, task: TaskMessage, group: Sequence[Withheld]) -> list[Episode]:
-    """Have a child compare the episodes of a group; return them with the new rewards and metrics, or all with the comparison's fault.
+    """Have a child compare the episodes of a group. Return them with the new rewards and metrics; if the comparison fails, all with its fault.
 
     After a fault that another attempt may avoid, the comparison is repeated: `environment.maxAttempts` attempts in all.
     """

@@ -37,7 +37,7 @@ class Fault(Exception):
 
 
 def fault_of_exit(ended: Ended, memory: str) -> Fault:
-    """Return the fault of a child that ended without a score. memory: the limit as in the manifest."""
+    """Return the fault of a child that ended without a score. memory: `environment.memory` of the manifest, for the fault's text."""
     if ended.cause == "memory":
         text = f"out of memory: the environment used more than {memory} (environment.memory)"
         return Fault(FaultClass.ENV, text, by_policy=True)

@@ -210,7 +210,7 @@ class ForkServer:
         return LOW_SHARE if self._share.is_low else FULL_SHARE
 
     def _set_share(self) -> None:
-        """Set the CPU share of this session. If it is low, also raise the niceness of episodes, which decides where sessions have no shares."""
+        """Set the CPU share of this session. If it is low, also raise the niceness of episodes, for kernels without shares of sessions."""
         set_share(os.getpid(), self._niceness)
         for pid in self._playing if self._share.is_low else ():
             with contextlib.suppress(OSError):
@@ -260,7 +260,8 @@ def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
 
     config: as `server_start._started` sends it.
 
-    Returns: the environments by suite, and sentences about what loading has left behind (`leftovers`).
+    Returns: the environments by suite (the job's own under the empty name), and warnings about open files, connections, threads,
+    processes and generators that the load has left (`leftovers`).
     """
     kernel.limit_memory(config["memory_bytes"])
     if modules := config.get("modules"):
@@ -275,7 +276,8 @@ def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
 def broken(error: BaseException) -> dict[str, Any]:
     """Return the report that the environment cannot be loaded, from the error of its load.
 
-    It has `text`; `is_permanent`: loading it again cannot help; and, only if a service has failed, `fault`: class of its episodes' faults.
+    Fields of the report: `text`; `is_permanent`: loading the environment again cannot help; and, only if a service has failed,
+    `fault`: the class of the fault that the episodes get.
     """
     is_service = isinstance(error, ServiceFailed)
     is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None and not is_service
@@ -312,7 +314,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
 
 
 def import_for_chat_clients() -> None:
-    """If the environment has imported `openai`, import once what its episodes would otherwise import in each of their processes."""
+    """If the environment has imported `openai`, import `_OF_CHAT_CLIENTS` here once. Each episode's process would otherwise import them."""
     if "openai" in sys.modules:
         for name in _OF_CHAT_CLIENTS:
             with contextlib.suppress(Exception):  # a broken package is an error of the episode that uses it

@@ -39,7 +39,7 @@ class _Sandbox:
 
 
 class Host:
-    """Serves sandboxes by request, and reports their ends."""
+    """Starts, drains and kills sandboxes by the requests on a socket, and reports there when one has ended. role: runs one sandbox."""
 
     def __init__(self, control: socket.socket, role: Role) -> None:
         self._control = control

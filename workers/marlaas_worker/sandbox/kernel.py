@@ -35,7 +35,7 @@ def hide_from_siblings() -> None:
 
 
 def receive(connection: socket.socket, max_bytes: int, max_descriptors: int) -> tuple[bytes, list[int]]:
-    """Receive a packet and its descriptors; programs that this process executes do not inherit them. It is empty once the other end is closed."""
+    """Receive a packet, empty once the other end is closed, and its descriptors, which programs that this process executes do not inherit."""
     try:
         packet, descriptors, _, _ = socket.recv_fds(connection, max_bytes, max_descriptors)
     except ConnectionResetError:  # It was closed before it had read all packets.
@@ -77,7 +77,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def cpu_s_of_ended_children() -> float:
-    """Return the CPU seconds of all children that were waited for, with the descendants that these waited for."""
+    """Return the CPU seconds of all children that this process has reaped, and of the descendants that those children had reaped."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -60,7 +60,7 @@ class TurnLedger:
         return bool(self._begun)
 
     def begin(self, asked: TurnMessage) -> bool:
-        """Begin a turn and return True. If the agent has had `max_turns` on the way to it, begin none and return False.
+        """Begin a turn and return True. If the agent had `max_turns` turns before it (`num_before`), begin none and return False.
 
         Raises:
             BadChildMessage: the number was used before or does not follow the parent's, the parent turn does not exist, the task

@@ -36,7 +36,7 @@ def given_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables meant for environment code: `MARLAAS_ENVIRONMENT_X` becomes `X`.
 
     They carry the job's secrets. Set them only once the process is secluded: LD_PRELOAD or PYTHONPATH would
-    otherwise run tenant code before that.
+    otherwise run tenant code in a process that is not secluded yet.
     """
     return {k.removeprefix(ENVIRONMENT_PREFIX): v for k, v in variables.items() if k.startswith(ENVIRONMENT_PREFIX)}
 

@@ -109,7 +109,7 @@ class ServerProcess(Protocol):
     """Process of a fork server, local or remote."""
 
     async def ended(self) -> None:
-        """Return when the process has exited, after its control socket was closed."""
+        """Wait until the process has exited. The caller has killed it, or its control socket is closed."""
         ...
 
     def kill(self) -> None:
@@ -125,11 +125,11 @@ class Server:
     """A running fork server and its children.
 
     Attributes:
-        told, data_digest: what it has reported of its load (`load_report.Loaded`).
+        told, data_digest: warnings about its load, and SHA-256 of the data sets that it has loaded (`load_report.Loaded`).
         pids: process ids of the running children, by number.
         children: children whose end is not reported yet, by number.
         num_reports: reports of starts and ends of children so far.
-        lost: set once it has exited.
+        lost: set once the fork server has exited.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LocalServerProcess:
-    """A fork server that the supervisor started by exec; it leads a session."""
+    """`ServerProcess` of a fork server that the supervisor started by exec; the process leads a session."""
 
     process: asyncio.subprocess.Process
     _is_swept: bool = False
@@ -38,7 +38,7 @@ class LocalServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class RemoteServerProcess:
-    """A fork server in another container; it counts as exited when the connection closes."""
+    """`ServerProcess` of a fork server in another container, which counts as exited once the connection is closed."""
 
     control: socket.socket
 

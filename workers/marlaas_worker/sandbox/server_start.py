@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ChildrenConfig:
-    """Configuration of the child processes.
+    """Configuration of a fork server and its child processes.
 
     Attributes:
         name, args: the environment and its arguments.
@@ -125,7 +125,10 @@ async def _started(config: ChildrenConfig) -> tuple[asyncio.subprocess.Process, 
 
 
 async def _lower_share(pid: int) -> None:
-    """Lower the CPU share of a fork server that still loads, to leave the CPU to engine and trainer. After the load, it sets its share itself."""
+    """Lower the CPU share of a fork server that still loads, to leave the CPU to engine and trainer.
+
+    After the load, the fork server sets its share itself.
+    """
     for _ in range(_SHARE_TRIES):
         if set_share(pid, LOW_SHARE):
             return

@@ -58,7 +58,7 @@ _T = TypeVar("_T")
 
 
 def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
-    """Parse and validate one message of a child. agents: those that environments call. Raises BadChildMessage."""
+    """Parse and validate one message of a child. agents: names of the agents that environments may call. Raises BadChildMessage."""
     try:
         message = CHILD_MESSAGES.validate_json(body)
     except ValidationError as error:

@@ -20,7 +20,7 @@ from marlaas_api.wire import decode_as, encode
 from marlaas_worker.sandbox.turn_clock import TurnClock
 
 LEASE_S = 60.0
-"""A replica drops a request after so many seconds without a message from its sandbox, which renews the lease three times as often."""
+"""A replica drops a request after this many seconds without a message from its sandbox. The sandbox renews the lease three times as often."""
 WAIT_S = 3600.0
 """Longest time that a turn waits for a place in an engine: longer than pools take to restart or to grow. After it, the turn's
 episode is played again, under a new name.
@@ -110,7 +110,7 @@ class TurnClient:
         timeout_s: limit of the generation (`TurnClock`); waits do not count.
 
         Raises:
-            TurnFailed: a failure that a retry cannot fix.
+            TurnFailed: a failure of the infrastructure that sending the request again cannot fix.
             TurnOverran: no result within `timeout_s`.
             TurnStopsEngine: the turn is the cause of the engine's failures.
             TurnRefused: the turn's messages cannot be rendered.
