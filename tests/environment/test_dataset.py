@@ -1,5 +1,6 @@
 """Data sets: rows of every kind of file, the division into tasks, rewards, refused rows, and what `data show` says."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -73,14 +74,16 @@ def test_relative_names_are_looked_up_in_the_jobs_volumes_first(tmp_path, monkey
         assert sum(len(made(source={"files": pattern}).tasks.part(split)) for split in Split) == 4
 
 
-@pytest.mark.parametrize("least", [3, 4], ids=["in a process for each core", "in one process"])
-def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found(monkeypatch, least):
-    monkeypatch.setattr(index, "_LEAST_PARTED", least)
+@pytest.mark.parametrize("context", [index.in_processes, contextlib.nullcontext], ids=["in processes", "in one"])
+def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found(monkeypatch, context):
+    monkeypatch.setattr(index, "_LEAST_PARTED", 1)
     monkeypatch.setattr(index.os, "sched_getaffinity", lambda _: {0, 1})
     many = [{"question": f"{number} + 1?", "answer": f"#### {number + 1}"} for number in range(2 * BATCH + 5)]
     pq.write_table(pa.Table.from_pylist(many), "many.parquet", row_group_size=BATCH - 1)
     args = {**ARGS, "source": {"files": "many.parquet"}, "held_out": None}
-    parts = {split: Dataset(**args).tasks.part(split) for split in Split}
+    with context():
+        made = Dataset(**args)
+    parts = {split: made.tasks.part(split) for split in Split}
     assert sorted(number for part in parts.values() for number in part.numbers) == list(range(len(many)))
     for split, part in parts.items():
         for at in (0, len(part) // 2, len(part) - 1):
@@ -88,7 +91,7 @@ def test_a_large_file_is_divided_by_the_prompt_and_every_row_is_found(monkeypatc
             assert play("dataset", args, lambda _, at=at: str(part.numbers[at] + 1), task)[0].rewards == {"policy": 1.0}  # noqa: B023
             assert [split_of(text) for text in drawn] == [split]
     pq.write_table(pa.Table.from_pylist([*many, {"question": " ", "answer": "#### 0"}]), "many.parquet")
-    with pytest.raises(InvalidInput, match=f"many.parquet:row {len(many) + 1}: the prompt is empty"):
+    with context(), pytest.raises(InvalidInput, match=f"many.parquet:row {len(many) + 1}: the prompt is empty"):
         Dataset(**args)
 
 

@@ -1,5 +1,6 @@
 """Folder of a PEFT adapter: the files that it must have, whether one may be written to a path, and writing it whole or not at all."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -92,10 +93,16 @@ def write_adapter(files: Mapping[str, Path | bytes], target: Path) -> None:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove what writers of other versions have left that were killed before their folder had its name."""
+    """Remove what writers of other versions have left that were killed before their folder had its name.
+
+    A writer that is not dead finds its folder renamed, fails, and begins anew.
+    """
     for one in target.parent.iterdir():
-        if one.is_dir() and re.fullmatch(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}", one.name):
-            shutil.rmtree(one, ignore_errors=True)
+        if one.is_dir() and re.fullmatch(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}(\.left)?", one.name):
+            left = one if one.suffix == ".left" else one.with_name(f"{one.name}.left")
+            with contextlib.suppress(OSError):
+                one.rename(left)
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

@@ -99,9 +99,11 @@ def _shown(job: DataJob, num: int, split: Split, as_json: bool) -> dict[str, Any
 
 def _opened(job: DataJob) -> Any:
     from marlaas.envs.dataset.environment import Dataset
+    from marlaas.envs.dataset.index import in_processes
 
     try:
-        data = Dataset(**job.args)
+        with in_processes():
+            data = Dataset(**job.args)
         if job.demonstrates:
             data.demonstrate(Task(Split.TRAIN, 0, 0))
         return data

@@ -87,7 +87,7 @@ class OpenGroups:
         self.in_flight.difference_update(indices)
         for index in indices:
             del self._bytes[index]
-        self._turns_from = {index: first for index, first in self._turns_from.items() if index not in indices}
+            self._turns_from.pop(index, None)
 
     def turns_from(self, indices: Iterable[int]) -> tuple[int, ...]:
         """Return for each group a sequence of TURNS before which it has no turn; 1 if that is not known."""

@@ -143,6 +143,8 @@ class Assembly:
         Args:
             ready: complete groups, in the order of `in_order`.
         """
+        if not self.drafts:
+            return None  # every step is on record
         draft = self.open
         if draft is None or self.is_in_order:
             return next(iter(ready), None)

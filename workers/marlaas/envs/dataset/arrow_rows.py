@@ -3,7 +3,7 @@
 pyarrow is imported when a Parquet file is used. No descriptor stays open between calls: episodes are forks.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,24 +81,33 @@ def scan(
         columns: None: all.
         batches: numbers of the batches; None: all.
     """
-    with _opened(file, mapped=False) as reader:
+    with _opened(file) as reader:
+        names = reader.schema.names
+    read = [at for at, name in enumerate(names) if columns is None or name in columns]
+    with _opened(file, mapped=False, fields=read) as reader:
         for number in range(reader.num_record_batches) if batches is None else batches:
             batch = reader.get_batch(number)
-            names = [name for name in batch.schema.names if columns is None or name in columns]
-            yield len(batch), {name: batch.column(name).to_pylist() for name in names}
+            yield len(batch), {names[at]: batch.column(names[at]).to_pylist() for at in read}
 
 
 class _opened:  # noqa: N801
-    """Context of a reader of an Arrow file. mapped: for single rows; to read all would keep the whole file in the process's memory."""
+    """Context of a reader of an Arrow file.
 
-    def __init__(self, file: Path, *, mapped: bool = True) -> None:
-        self._path, self._mapped = str(file), mapped
+    Args:
+        mapped: for single rows; to read all would keep the whole file in the process's memory.
+        fields: numbers of the columns that are read; None: all.
+    """
+
+    def __init__(self, file: Path, *, mapped: bool = True, fields: "Sequence[int] | None" = None) -> None:
+        self._path, self._mapped, self._fields = str(file), mapped, fields
 
     def __enter__(self) -> "pa.ipc.RecordBatchFileReader":
         import pyarrow as pa
 
         self._source = pa.memory_map(self._path) if self._mapped else pa.OSFile(self._path)
-        return pa.ipc.open_file(self._source, options=pa.ipc.IpcReadOptions(use_threads=False))
+        return pa.ipc.open_file(
+            self._source, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=self._fields)
+        )
 
     def __exit__(self, *_: object) -> None:
         self._source.close()

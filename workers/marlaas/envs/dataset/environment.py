@@ -11,7 +11,7 @@ from typing import Any
 from marlaas.environment import Agents, Message, Play, Score, Task
 from marlaas.envs import data_digest
 from marlaas.envs.dataset.fields import Fields
-from marlaas.envs.dataset.index import forked, indexed
+from marlaas.envs.dataset.index import forked, indexed, may_fork
 from marlaas.envs.dataset.judge import player
 from marlaas.envs.dataset.problems import InvalidArgument, InvalidRows
 from marlaas.envs.dataset.rewards import Rewards
@@ -125,17 +125,29 @@ def _judge_of(settings: Settings) -> str | None:
 def _indexing(settings: Settings) -> Iterator[None]:
     """Have a child process fill the cache with the indices of local files, if math-verify is imported in this context: both take seconds."""
     is_local = all(source.files is not None for source, _ in sources_of(settings))
-    if not is_local or all(one.math is None for one in settings.rewards):
+    if not may_fork() or not is_local or all(one.math is None for one in settings.rewards):
         yield
         return
-    pid = forked(partial(tasks_of, settings))  # what it raises is raised here, too, when the files are read
+    try:
+        pid = forked(partial(_index_ahead, settings))  # what it raises is raised here, too, when the files are read
+    except OSError:
+        yield
+        return
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
     try:
         yield
     except BaseException:
-        os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
         raise
     finally:
         os.waitpid(pid, 0)
+
+
+def _index_ahead(settings: Settings) -> None:
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # its own children end with it
+    tasks_of(settings)
 
 
 def tasks_of(settings: Settings) -> Tasks:

@@ -3,6 +3,7 @@
 Invariant: an index exists only if every row of the file can be used. It is found by the file's digest and the templates.
 """
 
+import contextlib
 import gc
 import gzip
 import hashlib
@@ -12,6 +13,7 @@ import shutil
 import tempfile
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
@@ -32,8 +34,9 @@ _VERSION = 2
 _MAX_PROBLEMS = 1000
 """A scan ends after so many unusable rows."""
 _BATCH = 4096
-_LEAST_PARTED = 16
-"""Batches of an Arrow file that is worth several processes."""
+_LEAST_PARTED, _MAX_PARTS = 8, 8
+"""Least batches of an Arrow file for each of several processes, and most processes."""
+_is_parted = ContextVar("is_parted", default=False)
 _MIB = 1 << 20
 _DIGESTS, _LENGTHS, _STARTS, _LINES = "digests.npy", "lengths.npy", "starts.npy", "lines.npy"
 _FLAWED = "flawed.npy"
@@ -214,15 +217,34 @@ def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) ->
         np.save(folder / _LINES, np.frombuffer(index.lines, np.uint64).astype(np.uint32))
 
 
+@contextlib.contextmanager
+def in_processes() -> Iterator[None]:
+    """Have large files indexed by a process for each core in this context, for a person who waits. A sandbox has limits of its own."""
+    token = _is_parted.set(True)
+    try:
+        yield
+    finally:
+        _is_parted.reset(token)
+
+
+def may_fork() -> bool:
+    """Return whether this is the context of `in_processes`."""
+    return _is_parted.get()
+
+
 def _add_in_parts(index: _Index, content: Path) -> bool:
-    """Add all rows of a large Arrow file, in a process for each core; return False if nothing was added, because rows have problems."""
-    num, cores = arrow_rows.num_batches(content), len(os.sched_getaffinity(0))
-    if num < _LEAST_PARTED or cores == 1:
+    """Add all rows of a large Arrow file, in several processes; return False if nothing was added: rows have problems, or no process starts."""
+    num = arrow_rows.num_batches(content)
+    num_parts = min(len(os.sched_getaffinity(0)), num // _LEAST_PARTED, _MAX_PARTS)
+    if not may_fork() or num_parts < 2:
         return False
-    ends = [num * part // cores for part in range(cores + 1)]
+    ends = [num * part // num_parts for part in range(num_parts + 1)]
     with tempfile.TemporaryDirectory() as folder:
         parts = [(range(*one), Path(folder) / str(one[0])) for one in pairwise(ends)]
-        pids = [forked(partial(_write_part, index.empty(), content, *part)) for part in parts]
+        try:
+            pids = [forked(partial(_write_part, index.empty(), content, *part)) for part in parts]
+        except OSError:
+            return False  # what has begun ends in vain
         statuses = [os.waitpid(pid, 0)[1] for pid in pids]
         if any(statuses):
             return False
@@ -234,8 +256,9 @@ def _add_in_parts(index: _Index, content: Path) -> bool:
 
 
 def _write_part(index: _Index, content: Path, batches: range, path: Path) -> None:
-    _add_batches(index, content, batches)
-    index.check()
+    for batch in batches:
+        _add_batches(index, content, range(batch, batch + 1))
+        index.check()
     path.write_bytes(pickle.dumps((index.digests, index.lengths, index.starts, index.lines, index.flawed)))
 
 

@@ -117,6 +117,8 @@ class Template:
             if texts is None:
                 return None
             found.append(texts)
+        if not found:
+            return [""] * num
         return list(found[0]) if len(found) == 1 else list(map("".join, zip(*found, strict=True)))
 
     def _lacking(self, row: Row) -> str | None:
