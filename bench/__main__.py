@@ -22,6 +22,7 @@ NAMES = (
     "memory",
     "compiled",
     "rollout_service",
+    "lora",
     "slots",
     "proof",
     "isolation",
