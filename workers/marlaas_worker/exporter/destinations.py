@@ -128,9 +128,13 @@ class TrackerDestination:
 
 @dataclass(slots=True)
 class WebhookDestination:
-    """`Destination` that posts the messages that are due to the webhook of one entry of `export.notify`.
+    """`Destination` that posts a job's messages to the webhook of one entry of `export.notify`, each message once.
 
-    entry: its position, from 0. told: marks (names) of all posted messages; all webhooks of the job share this list. post: posts a text to a URL.
+    Attributes:
+        entry: index of the entry in `export.notify`, from 0.
+        told: marks of the messages that were posted. All webhooks of the job share the list; a mark begins with the number of its entry.
+        post: posts a text to a URL.
+        url: always empty; a webhook has no page to show.
     """
 
     entry: int

@@ -49,7 +49,10 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class TenantTerms:
-    """A tenant's quota, and its weight, by which its share is divided."""
+    """A tenant's weight and quota.
+
+    weight: for the order of admissions, what a tenant holds and has used is divided by it. So weight 2 entitles to twice as much as weight 1.
+    """
 
     weight: float = 1.0
     quota: TenantQuota = field(default_factory=TenantQuota)

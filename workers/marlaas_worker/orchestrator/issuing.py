@@ -108,7 +108,10 @@ class TaskIssuer:
             failpoint("orchestrator.issue.after_task")
 
     async def sampled_from(self, state: JobState, group: CompleteGroup) -> dict[str, int]:
-        """Return, by agent, the version that a group was sampled from: its pin, or without one or for a demonstration, the committed version."""
+        """Return, by agent, the version from which a group's turns were sampled: the one to which the group is pinned.
+
+        For an agent without a pin, and for all agents if the group is a demonstration, return the agent's committed version.
+        """
         if state.document.spec.demonstrates(group.name):
             return state.versions
         pins = {agent: await self._records.pin(agent, group.name) for agent in state.policies}

@@ -86,15 +86,16 @@ class _Play:
 
 
 class Metering:
-    """Adds up what the agents of a job used in its episodes. The methods raise errors of the bus.
+    """Sums the usage of a job's agents: tokens and engine seconds from recorded turns, sandbox seconds from episodes.
 
-    Seconds of an episode count for its job's agents in equal parts. Usage of an agent that plays
-    another agent's policy is charged to that other agent.
+    An episode's sandbox seconds are divided equally among the job's agents. Usage of an agent that plays another agent's policy is
+    charged to that other agent.
 
-    Each turn is read once. Its play is kept until its member is counted.
+    Each turn is read once from the stream TURNS. The sums of a member (one of a group's episodes, with all its attempts) are kept until
+    `of_group` or `of_evaluation` returns them. The methods raise errors of the bus.
 
     Args:
-        is_undecided: returns whether a group will be counted. Turns of other groups came too late, and are ignored.
+        is_undecided: returns whether a group is in flight or part of the evaluation in progress. Turns of other groups are ignored.
     """
 
     def __init__(
@@ -107,7 +108,11 @@ class Metering:
         self._plays: dict[tuple[str, int], dict[str, _Play]] = {}
 
     async def of_group(self, group: CompleteGroup) -> AgentAmounts:
-        """Return the usage of a complete group. Tokens of episodes that count are open: their use is not decided."""
+        """Return the usage of a complete group by agent, failed, cut and repeated plays included. Call it once: it drops the group's turns.
+
+        Generated tokens of episodes without a fault count as `open_tokens`, because it is not decided yet whether they are trained. Those of
+        agents that play past versions count as `frozen_tokens`.
+        """
         await self._read_new()
         return self._by_policy(self._of_episodes(group.episodes, group.repeats))
 

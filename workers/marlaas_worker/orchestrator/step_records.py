@@ -193,7 +193,12 @@ def _num_episodes(players: Iterable[tuple[AgentSettings, AgentDraft]]) -> int:
 
 
 def _agent_step(agent: AgentSettings, part: AgentDraft, made: Manifest | UntrainedStep | None) -> AgentStep:
-    """Return an agent's part of a step. part, made: of the policy that it plays."""
+    """Return an agent's entry in the record of a step.
+
+    Args:
+        part: the step's draft for the policy that the agent plays.
+        made: manifest of the version that the step made of this policy, or the report that it trained no token; None: it had no groups.
+    """
     rewards = _rewards(agent, part)
     manifest, untrained = (made, None) if isinstance(made, Manifest) else (None, made)
     staleness = [ready.staleness for ready in part.assigned]

@@ -22,13 +22,18 @@ _MAX_COST_S = MAX_RELOAD_SHARE * MAX_QUANTUM_S  # Costlier loads exceed the shar
 
 
 class ReloadPace:
-    """Mean time of a load, and the time budget that is left for re-loads.
+    """Limits the rate of re-loads of adapter versions in an engine, and counts and times all loads.
 
-    num_places: most requests that the engine runs at a time.
+    A re-load is the load of a version that has served requests and was evicted. It costs its duration times `busy`, the share of the
+    engine's places that requests occupy. The budget for this cost grows by MAX_RELOAD_SHARE seconds each second.
+
+    Args:
+        num_places: most requests that the engine runs at a time.
 
     Attributes:
-        num_loads, num_reloads: loads of proven versions so far; `num_loads` includes the re-loads.
-        load_s, reload_s: their total times in the engine.
+        num_loads: number of loads of proven versions since the process started, re-loads included.
+        num_reloads: number of re-loads among them.
+        load_s, reload_s: total duration of these loads, and of the re-loads among them, in seconds.
     """
 
     def __init__(self, num_places: int) -> None:

@@ -80,13 +80,18 @@ NOBODY = ComputeAccount()
 
 
 class Compute:
-    """The compute thread, which the agents share fairly.
+    """Runs all agents' work on one thread, in the order of a fair queue.
 
     The event loop stays free and keeps leases alive, however long a pass takes.
 
-    queue: the order of waiting work.
-    busy_s: seconds of work so far, of all accounts.
-    lost: text of the error that made the device unusable for this process; empty while it works.
+    Args:
+        num_threads: number of threads that torch uses within one piece of work (`torch.set_num_threads`).
+        quantum_s: seconds for which one agent keeps its turn while it has more work.
+
+    Attributes:
+        queue: the waiting work, in its order.
+        busy_s: seconds of work so far, of all accounts.
+        lost: text of the error that made the device unusable for this process; empty while it works.
     """
 
     def __init__(self, num_threads: int, quantum_s: float = QUANTUM_S) -> None:

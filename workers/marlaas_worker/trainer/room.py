@@ -116,7 +116,10 @@ class AgentRoom:
         return min(self._waiting, key=lambda name: not self._waiting[name].is_due, default=None)
 
     def _serve(self) -> None:
-        """Wake the agent that is next if it fits, else ask others to leave until it does."""
+        """Wake the first waiting agent if its memory is free; else ask as many agents to leave as it needs and as may be asked (`_may_ask`).
+
+        They leave later: `pause` tells them to, and `leave` calls this again.
+        """
         name = self._next()
         if name is None:
             return

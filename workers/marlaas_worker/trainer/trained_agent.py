@@ -137,7 +137,7 @@ class TrainedAgent:
 
     @property
     def version(self) -> int:
-        """The committed version of an agent that is bound, -1 before the first."""
+        """The agent's committed version; -1 if the agent is not bound, or has no committed version yet."""
         return -1 if self.binding is None else self.binding.lease.record.version
 
     @property

@@ -132,7 +132,14 @@ class Weighing:
     def _advantages(
         self, key: Hashable, members: Sequence[Trajectory], baselines: Mapping[str, float]
     ) -> Sequence["Advantage"]:
-        """Return the advantages of trajectories that are compared with each other, by turn where turns have their own."""
+        """Return the advantage of each trajectory, in the order of `members`, from a comparison of their rewards or from a teacher.
+
+        It is by turn number (see `Advantage`) if the job credits turns or has a teacher; else one number for the trajectory.
+
+        Args:
+            key: `Trajectory.compared_with` of all members: an agent's name, or for candidates a tuple that identifies their choice.
+            baselines: by agent, the value to subtract from rewards if `has_baseline`; 0 if absent. Candidates have none.
+        """
         rewards, estimator = [self.reward(member) for member in members], self.estimator
         is_episode = isinstance(key, str)
         if estimator == "teacher":
