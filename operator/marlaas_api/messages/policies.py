@@ -63,7 +63,7 @@ class Manifest(JobMessage):
     files: dict[str, BlobRef]
     """`adapter_model.safetensors` and `adapter_config.json`, loadable by PEFT."""
     state: BlobRef | None
-    """The trainer's state (optimizer, RNG, counters)."""
+    """The trainer's state: AdamW's moments, counters, the weights of the KL reference and the token budget."""
     tensor_digests: dict[str, str]
     """By engine dtype, the `marlaas_worker.adapters.tensor_digest` of the tensors that an engine slot must hold."""
     probes: tuple[Probe, ...]
