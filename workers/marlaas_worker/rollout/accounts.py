@@ -21,7 +21,11 @@ than its share of `max_credit` (`fair_queue`), however long the tenant sends no 
 class Account:
     """Tenant, job and agent that a request is charged to.
 
-    weight: the tenant's share relative to other tenants. job: its uid. agent: its name; empty if the job has one agent.
+    Attributes:
+        tenant: name of the tenant.
+        weight: the tenant's share of the engine, relative to the weights of other tenants.
+        job: uid of the job.
+        agent: name of the agent; empty if the job has one agent.
     """
 
     tenant: str
@@ -36,7 +40,7 @@ class Account:
 
 
 def account_of(document: JobDocument, agent: str) -> Account:
-    """Return the account of the requests of a job's agent."""
+    """Return the account that an agent's requests are charged to. document: of the agent's job. agent: its name."""
     name = agent if len(document.spec.agents) > 1 else ""
     return Account(document.tenant, document.tenant_weight, document.uid, name)
 
@@ -67,7 +71,7 @@ class OpenEpisodes:
     def request(self, account: Account, episode: str) -> Iterator[None]:
         """Count a request's episode as open while the context is open, whatever the request waits for, and for `OPEN_S` after.
 
-        account: the one that the request is charged to. episode: its name.
+        account: the one that the request is charged to. episode: name of the request's episode.
         """
         self.close_old()
         key = episode, account.agent
@@ -106,7 +110,7 @@ class OtherReplicas:
     def growth(self, replica: str, totals: Mapping[str, int]) -> dict[str, int]:
         """Return the tokens that each tenant used since the replica's previous report; without tenants that used none.
 
-        replica: key of its report in the bucket. totals: tokens by tenant since its start, from its new report.
+        replica: key of the replica's report in the bucket `replicas`. totals: from its new report, the tokens by tenant since its start.
         """
         before, self._totals[replica] = self._totals.get(replica), dict(totals)
         if before is None:
@@ -115,5 +119,5 @@ class OtherReplicas:
         return {tenant: tokens for tenant, tokens in grown.items() if tokens > 0}
 
     def drop(self, replica: str) -> None:
-        """Drop the totals of a replica whose report is gone."""
+        """Drop the totals of a replica whose report is gone. replica: key of the report, as in `growth`."""
         self._totals.pop(replica, None)

@@ -22,7 +22,7 @@ _MANIFEST_BYTES, _MANIFEST_FACTOR = 4096, 2.5
 
 
 class NotPublished(Retryable):
-    """The policy record names no manifest, or that of an older version: this version is not published, or not yet."""
+    """The agent's policy record is missing, names no manifest, or names that of an older version. The version may be published later."""
 
 
 class WrongManifest(Permanent):
@@ -33,6 +33,12 @@ class AdapterCache:
     """Cache of manifests, in memory (`ServedJob.manifests`), and of adapter files, below `folder`.
 
     `fetch` downloads the files of a version before the engine loads it. They stay until `discard`, after the engine has unloaded it.
+
+    Args:
+        policies: source of the agents' policy records.
+        jobs: hold the cached manifests of each job.
+        blobs: the store with manifests and adapter files.
+        folder: local folder of the downloaded files.
     """
 
     def __init__(self, policies: Policies, jobs: ServedJobs, blobs: Blobs, folder: Path) -> None:
@@ -42,7 +48,7 @@ class AdapterCache:
         self._folder = folder
 
     async def empty(self) -> None:
-        """Remove all files, which an earlier process may have left."""
+        """Remove all adapter files in the folder, which an earlier process may have left there."""
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
     def place(self, adapter: AdapterRef) -> Path:
@@ -81,7 +87,7 @@ class AdapterCache:
         await asyncio.to_thread(shutil.rmtree, self.place(adapter), ignore_errors=True)
 
     async def discard_job(self, job: JobRef) -> None:
-        """Remove the folder of a job that is gone. It may hold files that a cancelled download has written after `discard`."""
+        """Remove the folder of a job that is gone. The folder may contain files that a cancelled download wrote after `discard`."""
         await asyncio.to_thread(shutil.rmtree, self._folder / _folder_of(job), ignore_errors=True)
 
     async def _parent(self, manifest: Manifest) -> Manifest:

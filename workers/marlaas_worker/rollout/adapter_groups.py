@@ -26,7 +26,7 @@ class SlotRows:
     """The rows of a batch that have an adapter.
 
     Attributes:
-        runs: slots, each with a slice of at least `MIN_RUN` neighbouring rows that have its adapter. A slot may occur several times.
+        runs: pairs of a slot and a slice of at least `MIN_RUN` neighbouring rows that use the slot's adapter. A slot may have several runs.
         rows: [R] indices of all other rows that have an adapter.
         slots: [R] the slots of `rows`.
     """
@@ -43,9 +43,9 @@ class StackedAdapters:
     vLLM packs linear layers with the same input, such as q, k and v, into one layer. Each of these parts has its own A and B.
 
     Attributes:
-        a: [slots, parts, rank, in].
-        b: [slots, rank, sum of out]; the outputs of packed parts lie side by side.
-        ends: [parts] index behind each part's last output.
+        a: [slots, parts, rank, in], where `in` is the number of the layer's inputs.
+        b: [slots, rank, sum of out], where `out` is a part's number of outputs. The outputs of packed parts lie side by side.
+        ends: [parts] index behind each part's last output in the last dimension of `b`.
     """
 
     a: torch.Tensor
@@ -54,7 +54,10 @@ class StackedAdapters:
 
 
 def group_rows(slots: torch.Tensor) -> SlotRows:
-    """Group the rows of a batch by slot. slots: [T] the slot of each row's adapter; -1 for a row without an adapter."""
+    """Group the rows of a batch by slot.
+
+    slots: [T], where T is the number of rows (tokens) in the batch: the slot of each row's adapter; -1 for a row without an adapter.
+    """
     numbers = slots.tolist()
     runs: list[tuple[int, slice]] = []
     others: list[int] = []
@@ -98,10 +101,10 @@ def add_adapters(outputs: torch.Tensor, inputs: torch.Tensor, rows: SlotRows, ad
     """Add B @ A @ input to every row of `outputs` that has an adapter, in place. All values of B must be finite.
 
     Args:
-        outputs: [T, sum of out]; the outputs of packed parts lie side by side.
-        inputs: [T, in].
-        rows: the batch's, from `group_rows`.
-        adapters: the layer's, from `stacked_adapters`.
+        outputs: [T, sum of out] of the layer; the outputs of packed parts lie side by side.
+        inputs: [T, in] of the layer.
+        rows: the batch's rows by slot, from `group_rows`.
+        adapters: the layer's adapters, from `stacked_adapters`.
     """
     for slot, run in rows.runs:
         _add_run(outputs[run], inputs[run], adapters, slot)

@@ -87,12 +87,12 @@ def add_rows(  # noqa: PLR0913  # Numba compiles functions of arrays, not of our
     """Add B @ A @ input to the given rows of `outputs`, in place, each with the adapter of its slot.
 
     Args:
-        outputs: [T, sum of out]; not rounded.
-        inputs: [T, in].
-        rows: [R] indices of rows in the batch.
+        outputs: [T, sum of out] of a layer, for a batch of T rows. Always float32; the caller rounds them if the adapters are bfloat16.
+        inputs: [T, in] of the layer.
+        rows: [R] indices of the rows to change.
         slots: [R] the slot of each of these rows.
-        a: [slots, parts, rank, in], float32 or the bits of bfloat16 (uint16), as b.
-        b: [slots, rank, sum of out]; a part's outputs depend on this part of `a` only.
+        a: [slots, parts, rank, in], as in `adapter_groups.StackedAdapters`; float32, or uint16 with the bits of bfloat16.
+        b: [slots, rank, sum of out], of the same dtype. A part's outputs depend on this part of `a` only.
         ends: [parts] index behind each part's last output.
     """
     num_parts, rank = a.shape[1], a.shape[2]

@@ -58,7 +58,7 @@ class AgentPlacement:
         """Return the replica that generates the next turns of a group.
 
         Args:
-            policy_key: of the agent. An unknown one is served by all replicas.
+            policy_key: of the agent. All replicas serve an agent that is not in `by_agent`.
             group: name of the group; any text is accepted, because the owner is chosen before the request is checked.
             last: replica that generated the group's last turn; empty if it is not known.
         """
@@ -102,8 +102,8 @@ def place_agents(
         agents: the agents that the pool serves.
         replicas: names of the replicas that can serve; at least one.
         num_seqs: most requests that the engine of one replica runs at once.
-        reports: latest reports of the replicas. Used: the adapters that a replica holds, since an agent stays where its adapter is if the
-            loads allow; the recent tokens of each agent, which divide a job's load among its agents; and the replica's requests.
+        reports: latest reports of the replicas. An agent stays where a report has its adapter, if the loads allow. A report's
+            recent tokens of each agent divide a job's load among the job's agents. Its numbers of requests become `AgentPlacement.loads`.
     """
     reports = sorted(reports, key=lambda report: report.replica)
     episodes = {one.policy_key: one.document.spec.open_episodes for one in agents}

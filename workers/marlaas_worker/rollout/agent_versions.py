@@ -48,7 +48,11 @@ class VersionState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailedLoad:
-    """The last failed load of a version. attempts: failed ones so far. retry_at: when the next attempt is due; None: never."""
+    """The last failed load of a version.
+
+    error: of this load. attempts: failed loads in a row. retry_at: when the next attempt is due; None: no other in this
+    incarnation of the engine.
+    """
 
     error: Exception
     attempts: int
@@ -81,8 +85,7 @@ class Slot:
         loaded: the adapter as the engine knows it.
         loaded_at: when its load began.
         used_at: when a request last began or ended on it, or ended its wait for a place in the engine; `loaded_at` before the first.
-        charged_from: since when the agent is charged for the slot, without the time that `ServedAgent.ended_slot_s` has already; None
-            while the agent is not charged.
+        charged_from: since when the slot's seconds are charged to the agent; None while they are not, because its job is not served.
         manifest: of the version; None until it is proven.
         num_running: its requests in the engine.
         num_queued: its requests that wait for a place in the engine.
@@ -97,7 +100,7 @@ class Slot:
     num_queued: int = 0
 
     def charged_s(self, now: float) -> float:
-        """Return the charged seconds that `ServedAgent.ended_slot_s` does not contain yet."""
+        """Return the seconds since `charged_from`, which `ServedAgent.ended_slot_s` does not contain yet; 0 while nothing is charged."""
         return 0.0 if self.charged_from is None else now - self.charged_from
 
 
@@ -106,9 +109,9 @@ class Waiting:
     """All requests that wait for one version.
 
     Attributes:
-        wait: describes them for `paging`.
+        wait: the version's name, the first request's tenant and the begin of its wait, as input of `paging.plan_pages`.
         num: number of the requests.
-        decided: set when they must check the version's state again.
+        decided: set when the requests must check the version's state again.
     """
 
     wait: Wait
@@ -121,7 +124,10 @@ class Version:
     """One version of an agent, in the current incarnation of the engine.
 
     Attributes:
-        slot: None if it has none.
+        agent: the agent that it belongs to.
+        adapter: identity of the version.
+        state: whether it is loaded and may be used (`VersionState`).
+        slot: the engine slot that it takes; None if it has none.
         waiting: the requests that wait for it; None without any.
         failure: its last failed load since the last successful one; None if there is none.
         unload: the task that removes it from the engine; None if no such task runs.
@@ -186,7 +192,7 @@ class Version:
             self.waiting = None
 
     def free_slot(self, now: float) -> None:
-        """Free its slot, if it has one, and add the charged seconds to its agent's."""
+        """Free its slot, if it has one, and add the slot's charged seconds to `ServedAgent.ended_slot_s`."""
         if self.slot is not None:
             self.agent.ended_slot_s += self.slot.charged_s(now)
             self.slot = None
@@ -205,7 +211,10 @@ class Version:
         self.slot.charged_from = now if is_served else None
 
     def as_resident(self, slot: Slot, usage: float, now: float) -> Resident:
-        """Describe the version, which has a slot, for `paging.plan_pages`. usage: its tenant's, in tokens / weight, as in `fair_queue`."""
+        """Describe the version, which has a slot, for `paging.plan_pages`.
+
+        slot: the version's. usage: its tenant's, in tokens / weight, as in `fair_queue`.
+        """
         is_called = self.agent.may_call(self.adapter.version, now)
         return Resident(
             self.name,
@@ -235,6 +244,7 @@ class ServedAgent:
     """An agent in this replica: its versions, and when its requests used them.
 
     Attributes:
+        ref: identity of the agent.
         newest: its newest committed version; None while it is not served.
         is_strict: whether its job is strict.
         is_placed_here: whether this replica serves its requests; if not, its versions are loaded on request only.
@@ -243,7 +253,7 @@ class ServedAgent:
         proven: numbers of the versions that were proven in this incarnation of the engine.
         used: numbers of the versions that requests have run on in this incarnation of the engine.
         called_at: time of the last request for each past version that may be requested again (`call`), by caller and version.
-        ended_slot_s: charged seconds of slots, without those that `Slot.charged_s` still returns.
+        ended_slot_s: total seconds of slots that were charged to the agent, without those that a slot still counts (`Slot.charged_s`).
         versions: by number; those without a slot, waiting requests, a failure or an unload are dropped in `serve`.
     """
 
@@ -302,7 +312,8 @@ class ServedAgent:
         and counts for `CALLED_S` only.
 
         Args:
-            caller: the agent, or the evaluation (`policies.past_caller`).
+            version: number of the requested version.
+            caller: name of the agent that plays past versions, or `(evaluation)` (`policies.past_caller`).
             num_open: most versions that the caller calls at a time.
         """
         called_at = self.called_at.setdefault(caller, {})

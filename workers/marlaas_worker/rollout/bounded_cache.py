@@ -11,7 +11,7 @@ V = TypeVar("V")
 class CacheBound:
     """Bound of the bytes that several caches hold together. Above it, the least recently used values of all these caches are evicted.
 
-    The newest value is kept whatever its size. num_bytes: sum of the callers' estimates for all values.
+    The newest value is kept whatever its size. max_bytes: the bound. num_bytes: sum of the callers' estimates for all values.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -20,11 +20,14 @@ class CacheBound:
         self._order: OrderedDict[tuple[BoundedCache[Any, Any], Hashable], int] = OrderedDict()
 
     def use(self, cache: "BoundedCache[K, V]", key: K) -> None:
-        """Mark a value as the most recently used one."""
+        """Mark a value as the most recently used one. key: of the value in `cache`."""
         self._order.move_to_end((cache, key))
 
     def add(self, cache: "BoundedCache[K, V]", key: K, num_bytes: int) -> None:
-        """Add the bytes of a new value, and evict the least recently used values above the bound."""
+        """Add the bytes of a new value, and evict the least recently used values of all caches while the sum is above the bound.
+
+        key: of the new value in `cache`. num_bytes: estimated bytes of key and value.
+        """
         self._order[cache, key] = num_bytes
         self.num_bytes += num_bytes
         while self.num_bytes > self.max_bytes and len(self._order) > 1:
@@ -35,7 +38,7 @@ class CacheBound:
         self.num_bytes -= self._order.pop((cache, key))
 
     def trim(self, is_old: Callable[[Any], bool]) -> None:
-        """Evict values, the least recently used first, until `is_old` returns False for one."""
+        """Evict values, the least recently used first, until `is_old` returns False. is_old: called with the next value to evict."""
         while self._order and is_old(self._oldest()):
             self._evict()
 
@@ -49,7 +52,7 @@ class CacheBound:
 
 
 class BoundedCache(Generic[K, V]):
-    """Cache of values by key. `get` marks a value as used. bound: shared with other caches."""
+    """Cache of values by key. `get` marks a value as used. bound: limits the bytes of this cache and of the others that share it."""
 
     def __init__(self, bound: CacheBound) -> None:
         self._bound = bound

@@ -16,7 +16,16 @@ _log = logging.getLogger(__name__)
 class Calibrations:
     """Finds the calibration of a pool for one base model and dtype.
 
-    base: fingerprint of the base model. dtype: in which this engine computes. reason: text that explains why none was found yet.
+    A trainer of the pool writes it to the bucket `calibrations`.
+
+    Args:
+        bus: the bus with the bucket.
+        pool: name of the pool.
+        base: fingerprint of the engine's base model.
+        dtype: the dtype in which the engine computes.
+
+    Attributes:
+        reason: text that explains why no calibration was found yet.
     """
 
     def __init__(self, bus: Bus, pool: str, base: str, dtype: str) -> None:
@@ -26,7 +35,7 @@ class Calibrations:
 
     @property
     def tolerance(self) -> float:
-        """The calibration's tolerance, a mean |difference of logprobs|; 0 before the calibration was found."""
+        """Largest allowed mean |difference| between the engine's and the trainer's logprobs; 0 before the calibration was found."""
         return self._found.tolerance if self._found else 0.0
 
     async def wait(self) -> Calibration:

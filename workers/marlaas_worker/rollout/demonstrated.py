@@ -30,7 +30,7 @@ _OTHERWISE = (
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A turn with a demonstrated reply. completion: the reply's ids, with the end token and without logprobs."""
+    """A turn with a demonstrated reply. prompt: the turn's prompt. completion: the reply's ids, with the end token and without logprobs."""
 
     prompt: Prompt
     completion: Completion
@@ -42,7 +42,8 @@ def demonstrated(
     """Tokenize a turn with a demonstrated reply: its prompt, as `conversation.extend` does, and the reply.
 
     Args:
-        reply: the demonstrated message, an assistant's.
+        tokenizer, parent, append, tools: as in `conversation.extend`.
+        reply: the demonstrated message; its role is assistant.
 
     Raises:
         BadAppend: as `conversation.extend`; or the conversation is no chat, or full; or the reply is empty or contains an end token; or no
@@ -66,7 +67,10 @@ def demonstrated(
 
 
 def _ended(tokenizer: EndingTokenizer, text: str) -> tuple[str, int]:
-    """Return a rendered reply's text and its end token; the end token with the lowest id if the template writes none after a reply."""
+    """Return a rendered reply's text without its end token, and the id of that token.
+
+    If the template writes no end token after a reply, the id is the lowest one of the end tokens. Raises BadAppend if none is known.
+    """
     texts = {tokenizer.token_text(one): one for one in sorted(tokenizer.end_ids, reverse=True)}
     if not texts:
         raise BadAppend("nothing names an end token of the base model, so a demonstrated reply could not end")

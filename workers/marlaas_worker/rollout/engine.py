@@ -49,13 +49,13 @@ class EngineLimits:
     """Limits of an engine.
 
     Attributes:
-        slots: adapters that it holds at once.
+        slots: most adapters that it holds at once.
         max_rank: largest rank of an adapter.
-        max_model_len: prompt and output tokens together; the lower of the pool's and the model's limit.
-        max_num_seqs: requests that it runs at once.
+        max_model_len: size of the context window: most prompt and output tokens together, the lower of the pool's and the model's limit.
+        max_num_seqs: most requests that it runs at once.
         dtype: the dtype in which the engine computes.
-        kv_tokens: tokens that fit into the KV cache; 0 until the engine has started, or if it does not say.
-        step_tokens: most tokens that one step computes, of prompts and outputs; 0 likewise.
+        kv_tokens: tokens that fit into the KV cache; 0 until the engine has started, or if it does not report the number.
+        step_tokens: most tokens, of prompts and outputs, that one step computes; 0 in the same cases.
     """
 
     slots: int
@@ -74,7 +74,7 @@ class LoadedAdapter:
     Attributes:
         name: the version's engine name, the same for ever.
         slot_id: this engine's number for this load, from 1; never reused.
-        folder: where its files are.
+        folder: the local folder of its files.
     """
 
     name: str
@@ -105,9 +105,9 @@ class Completion:
     """A generation's result.
 
     Attributes:
-        output_ids: [T]; an end token, if sampled, is the last id and is counted.
-        logprobs: [T], under softmax(logits / temperature); under softmax(logits) at temperature 0.
-        stop_reason: see the function `stop_reason`.
+        output_ids: [T] generated ids; an end token, if sampled, is the last one.
+        logprobs: [T] of `output_ids` under softmax(logits / temperature); under softmax(logits) at temperature 0.
+        stop_reason: why the generation ended (`engine.stop_reason`).
         cached_tokens: prompt tokens whose keys and values came from the prefix cache.
         is_overtime: whether `Sampling.max_s` ended it; its stop reason is LENGTH, and its tokens are those that were sampled first.
     """
@@ -125,7 +125,10 @@ class Engine(Protocol):
     After the engine goes down, every method raises EngineDown until `restart`, which starts it without
     adapters.
 
-    base: `calibration.fingerprint` of its base model. counts: of its work, over all incarnations.
+    Attributes:
+        base: `calibration.fingerprint` of its base model.
+        limits: adapters, requests and tokens that it can hold.
+        counts: counts of its work, over all incarnations.
     """
 
     @property
@@ -181,8 +184,8 @@ class Engine(Protocol):
         A prompt that fills the context window returns an empty Completion with CONTEXT.
 
         Args:
-            request: unique for each call.
-            began: called no later than with the first token.
+            request: name of the request, unique for each call.
+            began: called once, when the engine has begun to generate, at the latest with the first token.
 
         Raises:
             PromptInvalid: the ids are not valid.
@@ -202,7 +205,9 @@ class Engine(Protocol):
 class Residents:
     """An engine's own record of its loaded adapters and of the requests that use them.
 
-    It raises LoadFailed for a wrong call, so that an error in the caller's own record (`slots.ProvenVersions`) cannot reach the engine.
+    A wrong call raises LoadFailed, so that an error in the caller's own record (`slots.ProvenVersions`) cannot reach the engine.
+
+    num_slots: most adapters that may be loaded at once.
     """
 
     num_slots: int
@@ -262,7 +267,7 @@ class Residents:
 class ModelFolder:
     """Facts about the model in a Hugging Face folder.
 
-    fingerprint: `calibration.fingerprint`. max_positions: `max_position_embeddings` of `config.json`, in tokens.
+    folder: that folder. fingerprint: `calibration.fingerprint`. max_positions: `max_position_embeddings` of `config.json`, in tokens.
     """
 
     folder: Path
@@ -299,9 +304,15 @@ def check_ids(ids: npt.NDArray[np.int32], vocab_size: int) -> None:
 
 
 def stop_reason(ended: bool, num_output: int, sampling: Sampling, *, matched: bool = False) -> StopReason:
-    """Return a generation's stop reason: LENGTH after `max_tokens`, or CONTEXT if the context window was full, unless one of these is true.
+    """Return why a generation ended.
 
-    ended: its last token is an end token (STOP). matched: its last token completes a stop string (MATCH).
+    The first that applies: STOP if `ended`, MATCH if `matched`, LENGTH if `sampling.max_tokens` were generated, else CONTEXT: the context
+    window is full.
+
+    Args:
+        ended: whether the last token is an end token.
+        num_output: number of generated tokens.
+        matched: whether the last token completes a stop string.
     """
     if ended or matched:
         return StopReason.STOP if ended else StopReason.MATCH
@@ -309,9 +320,11 @@ def stop_reason(ended: bool, num_output: int, sampling: Sampling, *, matched: bo
 
 
 async def unless_down(work: Awaitable[T], down: "asyncio.Future[str]") -> T:
-    """Await an engine's answer. Raises EngineDown, with the result of `down` as its text, if `down` is set first.
+    """Await a call of an engine, and return its result. Raises EngineDown if the engine goes down first.
 
     On cancellation, waits until the cancelled call has ended, unless the engine is down.
+
+    down: set when the engine goes down, with the reason, which becomes the error's text.
     """
     task = asyncio.ensure_future(work)
     pending: set[asyncio.Future[Any]] = {task, down}

@@ -36,7 +36,7 @@ class EngineFailures:
     _num_generated: int = 0
 
     def of(self, job: ServedJob, prompt_ids: NDArray[np.int32], own: Failures) -> Failures:
-        """Return the failures with a job's prompt, or a request's own if they are more."""
+        """Return the failures of the engine with a job's prompt, or those of one request, if they are more. own: of the request alone."""
         shared = job.failures.get(_key(prompt_ids)) if len(job.failures) else None
         return own if shared is None or shared.number < own.number else shared
 
@@ -69,7 +69,7 @@ class EngineFailures:
         If the engine has generated nothing else since the first failure, the failures may have another cause than the prompt. The next
         request with the prompt, such as that of another attempt at the episode, is then run once, alone in the engine.
 
-        found: the failures with the prompt. turn: the request's name, for the text.
+        found: the failures with the prompt, from `of`. turn: name of the request's turn, for the error's text.
         """
         is_sure = self._num_generated > found.since
         if not is_sure:

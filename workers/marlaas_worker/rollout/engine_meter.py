@@ -48,15 +48,15 @@ class DecodeTime:
 
 @dataclass(slots=True)
 class EngineMeter:
-    """Engine time and tokens since the role's start; those of jobs are in `ServedJob.used`.
+    """Counts engine time and tokens since the role's start. The totals of single jobs are in `ServedJob.used`.
 
     While n requests are in the engine, each of them is charged 1/n of the time.
 
     Attributes:
         busy_s: seconds with requests in the engine.
-        num_running: requests in the engine.
+        num_running: requests in the engine now.
         tenant_tokens: prompt and output tokens that the engine computed, by tenant.
-        agents: recent tokens of the same kinds by policy key, only of jobs with several policies.
+        agents: sums of the same tokens by the agent's policy key, only of jobs with several policies; a token counts half after HALF_LIFE_S.
         decode: recent average of seconds per generated token.
     """
 
@@ -83,7 +83,11 @@ class EngineMeter:
     def charge(self, job: ServedJob, computed: Computed, share_s: float, served: JobAgent, now: float) -> None:
         """Add the use of a request to the totals of its job and tenant, and of the agent whose policy it used.
 
-        share_s: from `leave`. served: that agent.
+        Args:
+            job: the job of the request.
+            computed: tokens that the engine computed for the request.
+            share_s: the request's share of the engine's time in seconds, from `leave`.
+            served: the agent whose policy generated.
         """
         job.used.add(computed.num_generated, share_s)
         self.tenant_tokens[served.document.tenant] += computed.cost

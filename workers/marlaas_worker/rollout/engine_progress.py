@@ -14,9 +14,9 @@ from typing import Any
 COUNTERS = "MARLAAS_ENGINE_COUNTERS"
 """Environment variable of vLLM's processes: path of the file that they map for their counters."""
 STALL_S = 60.0
-"""Seconds without progress after which an engine with pending calls counts as hung although it answers.
+"""Seconds without progress after which an engine with pending calls counts as hung although it answers calls.
 
-It answers only between two steps, so a long step does not explain the lack of progress.
+An engine answers only between two steps, so a long step does not explain the lack of progress.
 """
 MIN_BUSY_BOUND_S = 120.0
 CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S = 1e9, 1e12
@@ -70,13 +70,16 @@ class EngineCounts:
         return f"{preempted}; {self.queued_steps} of {self.steps} batches had no room for all requests"
 
     def after(self, earlier: "EngineCounts") -> "EngineCounts":
-        """Return the totals of this incarnation and of the earlier ones; `queued`, a current number, is this one's."""
+        """Return these counts plus `earlier`, the totals of the previous incarnations of the engine. `queued` is a current number: not summed."""
         totals = (ours + theirs for ours, theirs in zip(astuple(self), astuple(earlier), strict=True))
         return replace(EngineCounts(*totals), queued=self.queued)
 
 
 class EngineCounters:
-    """Counters in memory. cells: int64 values, indexed by `Cell`; each is read or written in one access."""
+    """Counters of an engine in memory.
+
+    memory: a page of shared memory, or a process's own bytes. cells: its int64 values, indexed by `Cell`; one access reads or writes a value.
+    """
 
     def __init__(self, memory: mmap.mmap | bytearray) -> None:
         self.cells = memoryview(memory).cast("q")
@@ -162,7 +165,13 @@ class ProgressWatch:
     _computed_at: float = 0.0
 
     def look(self, has_work: bool, counts: EngineCounts, cpu_s: float, now: float) -> Standstill:
-        """Return the engine's standstill. has_work: whether it has something to do. cpu_s: CPU time of its processes so far."""
+        """Compare the engine's state with the one at the last call, and return for how long the engine has stood still.
+
+        Args:
+            has_work: whether the engine has something to do.
+            counts: its current counts.
+            cpu_s: CPU time of its processes so far, in seconds.
+        """
         if counts.work != self._work or not has_work:
             self._work, self._cpu_s = counts.work, cpu_s
             self._moved_at = self._computed_at = now
@@ -176,7 +185,7 @@ def busy_bound_s(batch_tokens: int, products_per_token: int, products_per_s: flo
 
     Args:
         batch_tokens: tokens of the largest batch.
-        products_per_token: multiplications per token between two moves.
+        products_per_token: multiplications per token between two changes of the counters.
         products_per_s: multiplications per second of the slowest engine.
     """
     return max(MIN_BUSY_BOUND_S, batch_tokens * products_per_token / products_per_s)

@@ -83,7 +83,19 @@ class RequestStage:
 
 @dataclass(slots=True, kw_only=True)
 class Generation:
-    """Plays turns, any number of them concurrently: each is generated, scored, or given as a demonstration, and then recorded."""
+    """Plays turns, any number of them concurrently: each is generated, scored, or given as a demonstration, and then recorded.
+
+    Attributes:
+        context: the role's name, clock and connections.
+        tokenizers: the tokenizer of each job's chat template.
+        engine: generates and scores.
+        policies: finds a request's job and agent.
+        pins: the policy version that each group is pinned to.
+        versions: the adapter versions in the engine's slots.
+        jobs: state of the jobs on this replica, with their caches.
+        log: reads and writes recorded turns.
+        failures: counts engine failures by prompt.
+    """
 
     context: RoleContext
     tokenizers: Tokenizers
@@ -210,7 +222,7 @@ class Generation:
 
         So a job that sends much text delays neither other jobs' turns nor other users of the thread pool.
 
-        length: of the text, in characters.
+        request: its uid names the job. length: of the text, in characters.
         """
         if length < _LONG_CHARACTERS:
             return tokenize()
@@ -223,7 +235,7 @@ class Generation:
         return await asyncio.to_thread(parse) if len(completion.output_ids) > _LONG_REPLY else parse()
 
     async def _draw(self, order: Order, stage: RequestStage) -> Drawn:
-        """Generate or score, and retry after engine restarts.
+        """Generate a turn or score its prompt (`order`), and retry after engine restarts.
 
         Requests that were in the engine when it failed are retried one at a time, beside new requests. So a prompt that ends the engine
         never interrupts the same other request twice. After the second failure with a prompt, it runs alone in the engine.
@@ -319,7 +331,7 @@ class Generation:
         return limiter.place(account, num_appended, expected, kv_tokens)
 
     async def _score(self, order: Order, slot: Slot) -> Completion:
-        """Return the logprobs of the prompt's ids[1:] as a completion without ids."""
+        """Return the logprobs of all ids of the prompt but the first. They are the logprobs of a completion without output ids."""
         logprobs = await self.engine.score(slot.loaded, order.prompt.ids)
         return Completion((), tuple(logprobs.tolist()), StopReason.STOP)
 

@@ -25,7 +25,7 @@ class Place:
 
     Attributes:
         cost: real cost of the request in tokens, set by the place's holder; 0 until then.
-        begin: to be called at the request's first token, when its prompt has been computed.
+        begin: the place's holder calls it at the request's first token, when its prompt has been computed.
     """
 
     cost: float = 0.0
@@ -33,10 +33,14 @@ class Place:
 
 
 class KvBudget:
-    """Reservations of the requests in the engine. At most `max_seqs` requests, and at most `kv_tokens` tokens.
+    """Reservations of the requests in the engine: at most `max_seqs` requests, and at most `kv_tokens` tokens of its KV cache.
+
+    Args:
+        max_seqs: most requests in the engine.
+        kv_tokens: as in `set_kv_tokens`.
 
     Attributes:
-        num_reserved: reserved tokens.
+        num_reserved: tokens that are reserved now.
     """
 
     def __init__(self, max_seqs: int, kv_tokens: int = 0) -> None:
@@ -52,9 +56,9 @@ class KvBudget:
 
     @property
     def room(self) -> float:
-        """Tokens that can be reserved now; negative if no request may enter.
+        """Tokens that can be reserved now; negative if no request may enter; infinite if the engine is empty or `kv_tokens` is.
 
-        An empty engine takes any request: one that was queued for an earlier incarnation may be larger than its cache.
+        An engine without requests takes any: a request that was queued for an earlier incarnation may be larger than its KV cache.
         """
         if self._num_inside == 0:
             return math.inf
@@ -81,7 +85,10 @@ class KvBudget:
 
 @dataclass(slots=True)
 class _Present:
-    """A tenant with requests that wait for a place or are in the engine. num_prompt: its prompt tokens that the engine has yet to compute."""
+    """A tenant with requests that wait for a place or are in the engine.
+
+    weight: the tenant's. num_requests: these requests. num_prompt: tokens of their prompts in the engine that are not computed yet.
+    """
 
     weight: float
     num_requests: int = 0
@@ -89,12 +96,14 @@ class _Present:
 
 
 class PrefillShares:
-    """Limits each tenant's prompt tokens in the engine that are not computed yet, to the tenant's share of two steps, by weight.
+    """Limits the prompt tokens that the engine has yet to compute for a tenant.
 
-    An engine computes prompts in the same steps as the next tokens of all other requests. If one tenant's prompts filled every
-    step, each token of the others would take as long as a full step. A prompt that is larger than the share enters while the tenant has
-    no other prompt to compute. A tenant that is the only one with requests is not limited. Two steps count: the one that runs, and the
-    next one, which begins before the role learns of the first tokens of the running one.
+    The limit is the tenant's share, by weight, of the tokens of two steps: the one that runs, and the next one, which begins before the
+    role learns of the first tokens of the running one. An engine computes prompts in the same steps as the next tokens of all other
+    requests. If one tenant's prompts filled every step, each token of the others would take as long as a full step.
+
+    A prompt that is larger than the share enters while the tenant has no other prompt to compute. A tenant that is the only one with
+    requests is not limited.
 
     step_tokens: most tokens that the engine computes in one step; 0 if unknown: then no tenant is limited.
     """
@@ -134,12 +143,12 @@ class PrefillShares:
 
 @dataclass(slots=True)
 class RecentOutputs:
-    """Numbers of generated tokens of a job's last `RECENT` requests, in half a KiB."""
+    """Numbers of generated tokens of a job's last `RECENT` requests. Takes half a KiB of memory."""
 
     _recent: "array[int]" = field(default_factory=lambda: array("q"))
 
     def expected_tokens(self, max_tokens: int) -> int:
-        """Return the 90th percentile of the recent outputs in tokens, at most `max_tokens`; `max_tokens` without outputs."""
+        """Return the 90th percentile of the recent outputs in tokens, at most `max_tokens`; `max_tokens` if there are no recent outputs."""
         recent = sorted(self._recent) or [max_tokens]
         return min(recent[9 * len(recent) // 10], max_tokens)
 
