@@ -21,7 +21,10 @@ class OutputBuffer:
         return len(self._held)
 
     def pass_on(self, outputs: Iterable[Any]) -> list[Any]:
-        """Return the outputs to send now: a request's first one, and its others, joined, once it is finished. outputs: those of a step."""
+        """Return the outputs to send now: the first output of each request, and all later outputs of a finished request, joined into one.
+
+        outputs: the outputs of one step of the engine.
+        """
         return [ready for output in outputs if (ready := self._next(output)) is not None]
 
     def forget(self, requests: Collection[str]) -> None:

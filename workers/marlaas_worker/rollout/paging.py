@@ -39,8 +39,9 @@ RECENT_S = 1.0
 class Urgency(IntEnum):
     """Reason for a load, the most urgent first.
 
-    WAITING: requests wait for the version. SUCCESSOR: first load of the newest version of an agent in use; only idle
-    versions are evicted for it. PREFETCH: newest version of another agent; only superseded idle versions are evicted for it.
+    WAITING: requests wait for the version. SUCCESSOR: no request waits, but the agent had requests in the last 60 s
+    (`agent_versions.IN_USE_S`), and this is the first load of its newest version; only idle versions are evicted for it. PREFETCH: any
+    other load of an agent's newest version; only idle versions that are not current (`Resident.is_current`) are evicted for it.
     """
 
     WAITING = 0
@@ -50,7 +51,7 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A version that has a slot.
+    """A version that has a slot. Times are in seconds, on the clock of `plan_pages`' argument `now`.
 
     Attributes:
         name: its engine name.
@@ -61,9 +62,9 @@ class Resident:
         is_ready: whether its load has ended.
         is_current: whether it is the newest version of a served agent, or a past one that an open step or evaluation may call again.
         is_strict: whether it samples only one step of its job (maxStaleness 0), so that even the newest version may get no more requests.
-        usage: its tenant's, in tokens / weight, as in `fair_queue`.
+        usage: tokens that its tenant has used, divided by the tenant's weight (`fair_queue`).
         has_served: whether a request has run on it in this incarnation of the engine, now or before an eviction.
-        is_yielding: whether it takes no new requests, by the plan before this one.
+        is_yielding: whether it takes no new requests, because the previous plan chose it to yield.
     """
 
     name: str
@@ -83,7 +84,11 @@ class Resident:
 class PageDemand:
     """A version without a slot that may be loaded.
 
-    name: its engine name. is_reload: whether a request has run on it in this incarnation of the engine. usage: its tenant's.
+    Attributes:
+        name: its engine name.
+        urgency: why it may be loaded.
+        is_reload: whether a request has run on it in this incarnation of the engine.
+        usage: tokens that its tenant has used, divided by the tenant's weight (`fair_queue`).
     """
 
     name: str
@@ -96,7 +101,8 @@ class PageDemand:
 class Wait:
     """Requests that wait for a version.
 
-    name: the version's engine name. tenant: that of the first of these requests. since: when the first one began to wait.
+    name: the version's engine name. tenant: that of the first of these requests. since: when the first one began to wait, in
+    seconds.
     """
 
     name: str
@@ -106,12 +112,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class PagePlan:
-    """Next actions, in this order: evict, then load.
+    """Next actions, in this order: evict, then load. Versions are given by their engine names.
 
     Attributes:
+        evict: versions to evict first.
+        load: versions to load then, in this order.
         yielding: versions that take no new requests for now.
         revoked: those of them on which requests that wait for a place in the engine do not run either.
-        expected: those of the evicted versions that count as needed, so that their re-load is expected (`ReloadPace.expect`).
+        expected: those of the versions to evict that will probably be loaded again soon (`ReloadPace.expect`).
         is_short: whether no slot was found for a version that requests wait for, or will soon (`Urgency.SUCCESSOR`).
         review_s: seconds until the plan may change although nothing happens; infinite if it will not.
     """
@@ -126,7 +134,10 @@ class PagePlan:
 
 
 def order_waits(waits: Iterable[Wait], usage: Callable[[str], float]) -> list[Wait]:
-    """Sort waits: the tenant with the smallest usage first, then the first to wait. usage: returns that of a tenant."""
+    """Sort waits: those of the tenant with the smallest usage first; of equal ones, the one that began first.
+
+    usage: returns the tokens that a tenant has used, divided by its weight (`fair_queue`).
+    """
     return sorted(waits, key=lambda wait: (usage(wait.tenant), wait.since))
 
 
@@ -136,9 +147,11 @@ def plan_pages(
     """Plan loads and evictions. A version with requests in the engine, or one that is loading, is never evicted.
 
     Args:
-        residents: the versions with a slot.
-        demands: the versions without one, in any order; equal ones are served in the given order.
-        pace: of this engine.
+        num_slots: number of adapter slots of the engine.
+        residents: the versions that have a slot.
+        demands: the versions without a slot, in any order; those with equal urgency and usage are served in the given order.
+        pace: load times of this engine, and the time budget of re-loads.
+        now: time in seconds, on the clock of all times in `residents`.
     """
     return _Planner(num_slots, residents, pace, now).plan(demands)
 
@@ -170,7 +183,7 @@ class _Planner:
         self._review_s = math.inf
 
     def plan(self, demands: Iterable[PageDemand]) -> PagePlan:
-        """Plan loads, evictions and yields. demands: versions without a slot, in any order; equal ones are served in the given order."""
+        """Plan loads, evictions and yields. demands: as of `plan_pages`."""
         for demand in sorted(demands, key=_turn):
             self._place(demand)
         if self._free == 0 and not self._missing and (spare := self._victim(Urgency.PREFETCH, 0.0)) is not None:
@@ -215,7 +228,8 @@ class _Planner:
     def _has_time(self, num_loads: int) -> bool:
         """Return whether there is time for `num_loads` re-loads in addition to the expected ones.
 
-        If not, the plan is reviewed (`review_s`) when there will be, or earlier.
+        If not, the plan is reviewed (`review_s`) when there will be, or earlier. num_loads: if negative, the budget may be overdrawn by the
+        cost of that many re-loads.
         """
         if not self._busy:
             return True
@@ -225,9 +239,9 @@ class _Planner:
         return delay_s == 0
 
     def _victim(self, urgency: Urgency, usage: float) -> Resident | None:
-        """Return the next version to evict for a demand of this urgency and tenant's usage, and remove it from the candidates.
+        """Return the next version to evict for a demand, and remove it from the candidates; None if no version may be evicted for it.
 
-        Returns None if none may be evicted for it.
+        urgency: of the demand. usage: of the demand's tenant.
         """
         found = next((one for one in self._victims if self._may_lose(one, urgency, usage)), None)
         if found is not None:
@@ -242,7 +256,10 @@ class _Planner:
         return not self._is_costly(one) or (urgency is Urgency.WAITING and self._take(one))
 
     def _take(self, one: Resident) -> bool:
-        """Return whether a needed version may lose its slot: it yields already, or there is time for its re-load, which is then expected."""
+        """Return whether a needed version may lose its slot: it yields already, or there is time for its re-load.
+
+        In the second case, the re-load counts as expected from now on, so that later calls have less time.
+        """
         if one.is_yielding:
             return True
         has_time = self._has_time(1)
@@ -263,7 +280,9 @@ class _Planner:
         return RECENT_S if one.is_strict and not one.is_current else MAX_QUANTUM_S
 
     def _yielding(self) -> tuple[frozenset[str], frozenset[str]]:
-        """Choose versions in use that yield, one for each missing version; return them, and those of them that are revoked.
+        """Choose versions in use that yield, one for each version that requests wait for and that found no slot.
+
+        Returns the engine names of the yielding versions, and of those among them that are revoked (`PagePlan`).
 
         Those that yield already are chosen first, then those of the tenants with the largest usage, then superseded ones, then those
         loaded first. No version yields to one of a tenant with a larger usage. A version is revoked only if it yields to one of a tenant

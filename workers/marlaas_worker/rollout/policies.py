@@ -47,8 +47,10 @@ class NotAdmitted(Retryable):
 class Policies:
     """Caches of the buckets `jobs`, `progress` and `policy`.
 
-    `changed` is called when a job's document, its admission, or the committed version of an agent changes. It is not called for other
-    writes: counters in progress, and leases in policy records, change far more often.
+    Args:
+        pool: name of the pool whose agents this replica serves.
+        changed: called when a job's document, its admission, or the committed version of an agent changes. Other writes do not call it:
+            counters in progress, and leases in policy records, change far more often.
     """
 
     def __init__(self, bus: Bus, pool: str, changed: Callable[[], None]) -> None:
@@ -81,9 +83,9 @@ class Policies:
         return [document for _, document, _ in self._jobs.items()]
 
     def newest(self, agents: Iterable[JobAgent]) -> list[AdapterRef]:
-        """Return the committed version of each of these agents that has one, and whose next step is sampled.
+        """Return the newest committed version of each of these agents. Agents without a committed version are left out.
 
-        An agent whose next step trains demonstrations is left out: its version is loaded only if an evaluation requests it.
+        Agents whose next step trains demonstrations are left out too: their versions are loaded only if an evaluation requests them.
         """
         pairs = ((served, self._policy.get(served.policy_key)) for served in agents)
         return [
@@ -96,7 +98,8 @@ class Policies:
     async def find(self, request: GenerateRequest) -> JobAgent:
         """Return the agent whose policy a request's agent plays.
 
-        Reads the job and its admission from the bus if the cached ones are missing, of another uid, deleted, or not admitted.
+        Reads the job and its admission from the bus if the cached ones are missing, of another uid, deleted, or not admitted. Reads the
+        job's progress again if the request follows a preemption that the cached progress does not count yet.
 
         Raises RequestRefused (no such job, another uid, no such agent on this pool, inconsistent names), NotAdmitted,
         BusUnavailable.
@@ -125,9 +128,10 @@ class Policies:
         return progress.num_preemptions if progress is not None and progress.uid == job.uid else 0
 
     async def record(self, adapter: AdapterRef) -> PolicyRecord | None:
-        """Return the agent's policy record; None if there is none for this job.
+        """Return the policy record of an adapter's agent; None if there is none with the uid of the adapter's job.
 
-        Reads the bus if the cached record is older than the adapter's version. Raises BusUnavailable.
+        Reads the bus if the cached record is missing, of another uid, without a manifest, or older than the adapter's version. The result
+        may still be older, for example while the version is not committed yet. Raises BusUnavailable.
         """
         key = subjects.policy_key(adapter.namespace, adapter.job, adapter.agent)
         record = self._policy.get(key)
@@ -160,8 +164,9 @@ def _admits(progress: Progress | None, job: JobRef) -> bool:
 
 
 def _check(request: GenerateRequest, document: JobDocument) -> None:
-    """Refuse inconsistent names and turn numbers that no episode can have; pins, seeds and records depend on them.
+    """Refuse a request if its names are inconsistent, no episode can have its turn number, or it gives a reply that must be sampled.
 
+    A request without a reply is refused if its group is demonstrated. Pins, seeds and records depend on the names and the turn number.
     Names become parts of subjects and keys, so their length is bounded too: the NATS server disconnects a
     client that sends a subject of 32 KiB, and that client would be this replica. Raises RequestRefused.
     """
@@ -194,7 +199,7 @@ def _check(request: GenerateRequest, document: JobDocument) -> None:
 
 
 def _check_turn(request: GenerateRequest, spec: JobSpec) -> None:
-    """Refuse turn numbers that no episode can have. Raises RequestRefused."""
+    """Refuse a turn number out of range or of another agent, a parent not before the turn, a token limit below 1. Raises RequestRefused."""
     names = [agent.name for agent in spec.agents]
     own, position = divmod(request.turn, len(names))
     if not 0 <= request.turn < end_of_turns(len(names)) or own % BRANCH_TURNS >= spec.rollout.max_turns:
@@ -210,9 +215,9 @@ def _check_turn(request: GenerateRequest, spec: JobSpec) -> None:
 
 
 def _check_score(request: GenerateRequest, scored: int, spec: JobSpec) -> None:
-    """Refuse scores by another agent than the job's teacher, or under another number than SCORES + `scored`. Raises RequestRefused.
+    """Refuse scores by another agent than the job's teacher, or with another turn number than SCORES + `scored`. Raises RequestRefused.
 
-    scored: number of the last turn to score.
+    scored: number of the last turn of the conversation that is scored.
     """
     if request.agent != spec.teacher:
         raise RequestRefused(f"agent {request.agent[:_QUOTED]} is asked for scores, and the teacher is {spec.teacher}")
@@ -234,7 +239,9 @@ class PinMissing(Retryable):
 
 
 def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: str) -> bool:
-    """Return whether only the orchestrator pins an agent's group: strict training groups, evaluation groups, and past versions.
+    """Return whether only the orchestrator may pin a group of an agent.
+
+    It alone pins the groups of strict jobs (maxStaleness 0), evaluation groups, and the groups of agents that play past versions.
 
     Raises ValueError if the group's name is not valid (`names.group_token`).
     """
@@ -242,17 +249,20 @@ def pinned_by_orchestrator(document: JobDocument, agent: AgentSettings, group: s
 
 
 def refreshes(request: GenerateRequest, document: JobDocument) -> bool:
-    """Return whether a turn may be sampled by a newer version than its group's pin. The pin is then the group's oldest version."""
+    """Return whether a turn may be sampled by a newer version than the one to which its group is pinned.
+
+    That is so if the job's `rollout.refresh` is `turn` and this role may pin the group. The pin is then the group's oldest version.
+    """
     is_pinned = pinned_by_orchestrator(document, _player(document, request.agent), request.group)
     return document.spec.rollout.refresh == "turn" and not is_pinned
 
 
 def past_caller(request: GenerateRequest, document: JobDocument) -> tuple[str, int] | None:
-    """Return the caller that may use a request's version even after newer ones were committed, for `ServedAgent.call`.
+    """Return the arguments `caller` and `num_open` of `ServedAgent.call`, if requests may use an old version after newer ones were committed.
 
     Returns:
-        The name of the caller, an agent that plays past versions, or `(evaluation)`; and the most versions that it calls at a time. None
-        for requests of other agents.
+        For an evaluation group: `(evaluation)`, and 1. For an agent that plays past versions: its name, and the most versions that it uses
+        at a time, one for each open step. Otherwise None: the request does not need its version for longer than others.
     """
     if group_token(request.group).startswith("e"):
         return "(evaluation)", 1
@@ -273,13 +283,18 @@ class Pins:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def knows(self, job: ServedJob, request: GenerateRequest, document: JobDocument) -> bool:
-        """Return whether the pin of the request's agent and group is in memory."""
+        """Return whether the pin of the request's agent and group is in memory. document: the job's."""
         return (_player(document, request.agent).pinned_as, request.group) in job.pins
 
     async def version(
         self, job: ServedJob, request: GenerateRequest, document: JobDocument, newest: Callable[[], Awaitable[int]]
     ) -> int:
-        """Return the version to which the request's agent and group are pinned; if there is no pin yet, pin the result of `newest`.
+        """Return the version to which the request's agent and group are pinned. If there is no pin yet, create it.
+
+        Args:
+            job: keeps the pins that are in memory.
+            document: the job's.
+            newest: returns the version for a new pin; may wait for one.
 
         Raises PinMissing, BusUnavailable, and errors of `newest`.
         """

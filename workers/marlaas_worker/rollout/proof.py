@@ -49,7 +49,10 @@ class Check(StrEnum):
 
 
 class ProofFailed(Permanent):
-    """The engine does not hold the expected version. `check` is the failed check; the text has the numbers."""
+    """The engine does not hold the expected version.
+
+    name: the version's engine name. check: the check that failed. text: the values that were found and expected.
+    """
 
     def __init__(self, name: str, check: Check, text: str) -> None:
         super().__init__(f"{name} is not served, its {check} check failed: {text}")
@@ -74,10 +77,13 @@ class Proof:
 
 
 async def load_proven(engine: Engine, manifest: Manifest, adapter: LoadedAdapter, *, probes: bool = True) -> Proof:
-    """Load a version from `adapter.folder` and prove it. If that fails, its slot is freed.
+    """Load a version from `adapter.folder` into the engine, and run all checks (`Check`). After any failure, its slot is free again.
 
-    manifest: of the version. probes: False for a version whose probes passed earlier in the same incarnation of the engine; the digest
-    then shows that the slot holds the same tensors again.
+    Args:
+        manifest: of the version.
+        adapter: the version's engine name, slot number and folder.
+        probes: False leaves out the probes, for a version that passed them earlier in the same incarnation of the engine; the digest then
+            shows that the slot holds the same tensors again.
 
     Raises ProofFailed, LoadFailed, EngineDown, and OSError if this machine cannot read the files now.
     """

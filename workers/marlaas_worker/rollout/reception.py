@@ -34,7 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class Reception:
-    """Subscribes to the requests of a pool's agents, and passes each to `Requests` here or to the replica that owns its group."""
+    """Subscribes to the requests of a pool's agents, and passes each to `Requests` here or to the replica that owns its group.
+
+    Args:
+        context: has the bus and this replica's name.
+        pool: name of the pool.
+        requests: gets the requests of the groups that this replica owns.
+        engine: its readiness decides whether this replica counts as live; its limiter is charged for use on other replicas.
+    """
 
     def __init__(self, context: RoleContext, pool: str, requests: Requests, engine: SupervisedEngine) -> None:
         self._bus = context.bus
@@ -80,9 +87,10 @@ class Reception:
             await stack.aclose()
 
     def live(self) -> set[str]:
-        """Return the names of the replicas that can serve, by their reports.
+        """Return the names of the replicas that can serve.
 
-        Includes this replica if it is ready, or if there is no other.
+        Another replica can if its last report says so and is recent (`REPLICA_TTL_S`). This one is included if it is ready, or if there is
+        no other.
         """
         now = asyncio.get_running_loop().time()
         reports = ((report, now - at) for _, report, at in self._replicas.items())
@@ -108,7 +116,7 @@ class Reception:
     def _on_report(self, key: str) -> None:
         """Charge tenants in this replica's limiter for the tokens that they used on another replica since that replica's previous report.
 
-        key: of the other replica's new report in the bucket.
+        key: of a report in the bucket, which is new or gone. After a report is gone, the totals of its replica are forgotten.
         """
         report = self._replicas.get(key)
         if report is None:
@@ -154,7 +162,7 @@ class Reception:
             self._requests.keep(message)
 
     async def _forward(self, name: str, message: _Message) -> None:
-        """Forward a message once; if it is lost, the sandbox sends its request again."""
+        """Forward a message to a replica, once; an error is only logged. A sandbox sends a lost request again. name: of the replica."""
         try:
             await self._bus.send(subjects.engine(self._pool, name), wire.encode(message))
         except MarlaasError as error:

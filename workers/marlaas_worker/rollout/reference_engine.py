@@ -48,7 +48,10 @@ Matrices = dict[str, dict[Kind, torch.Tensor]]
 class ReferenceEngine:
     """Implements `engine.Engine` with transformers, one sequence at a time on one thread. Raises InvalidInput if the folder contains no model.
 
-    end_ids: tokens that end a generation.
+    Args:
+        model: folder of the base model.
+        spec: the pool's settings, such as the number of slots and the context length.
+        end_ids: the model's end tokens; each ends a generation.
     """
 
     def __init__(self, model: Path, spec: PoolSpec, end_ids: frozenset[int]) -> None:
@@ -209,7 +212,10 @@ class _Draw:
     """Inputs of one generation on the engine's thread.
 
     Attributes:
-        room: most tokens to generate.
+        prompt_ids: the prompt, int32 [T].
+        sampling: temperature, seed and stop strings; for limit and end tokens, `room` and `end_ids` count.
+        room: most tokens to generate: the limit of `sampling`, or the rest of the context window if that is less.
+        end_ids: tokens that end the generation: the model's and those of `sampling`.
         begin: called when the thread starts the generation.
         over: set when the result is no longer awaited.
         overtime: set at the generation's time limit.
@@ -224,7 +230,11 @@ class _Draw:
     overtime: threading.Event
 
     def may_continue(self, ids: Sequence[int]) -> bool:
-        """Return whether to sample a token after `ids`. The first one is always sampled, unless the result is no longer awaited."""
+        """Return whether to sample another token after `ids`, the tokens sampled so far.
+
+        False if the result is no longer awaited, or after `room` tokens, an end token, a stop string, or the time limit (but not before the
+        first token).
+        """
         if self.over.is_set() or len(ids) >= self.room:
             return False
         return not ids or not (self.overtime.is_set() or ids[-1] in self.end_ids or self.is_matched(ids))

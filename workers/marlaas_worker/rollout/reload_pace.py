@@ -13,7 +13,7 @@ most MAX_RELOAD_SHARE / MIN_BUSY = 10 % of an engine's time. Slower re-loads tak
 begin every 10 s."""
 MIN_QUANTUM_S, MAX_QUANTUM_S = 0.5, 10.0
 MAX_CREDIT = 3
-"""Number of unexpected re-loads that may begin before the budget has time for them."""
+"""Number of unexpected re-loads that may begin although the budget has no time for them yet."""
 EXPECTED_S = 30.0
 """Seconds after the eviction of a version in use during which its re-load is expected. Longer than nearly all waits for a slot."""
 _NEW_LOAD_WEIGHT = 0.2
@@ -31,9 +31,10 @@ class ReloadPace:
         num_places: most requests that the engine runs at a time.
 
     Attributes:
-        num_loads: number of loads of proven versions since the process started, re-loads included.
-        num_reloads: number of re-loads among them.
-        load_s, reload_s: total duration of these loads, and of the re-loads among them, in seconds.
+        num_loads: number of loads since the process started, re-loads included. Only loads of versions that were then proven count.
+        num_reloads: number of re-loads among these loads.
+        load_s: total duration of all `num_loads` loads, in seconds.
+        reload_s: total duration of the re-loads among them, in seconds.
     """
 
     def __init__(self, num_places: int) -> None:
@@ -59,17 +60,27 @@ class ReloadPace:
         return min(max(self._mean_s / MAX_RELOAD_SHARE, MIN_QUANTUM_S), MAX_QUANTUM_S)
 
     def cost_s(self, busy: float = 1.0) -> float:
-        """Return the expected cost of a re-load, in seconds of a full engine. busy: share of the engine's places in use (`busy`)."""
+        """Return the expected cost of a re-load, in seconds of a full engine: the mean time of a load * busy, at most `_MAX_COST_S`.
+
+        busy: share of the engine's places in use, from the method `busy`.
+        """
         return min(self._mean_s * busy, _MAX_COST_S)
 
     def busy(self, num_running: int) -> float:
-        """Return the share of the engine's places that count as in use: 0 if no request runs, otherwise at least MIN_BUSY."""
+        """Return the share of the engine's places that counts as in use: 0 if no request runs, otherwise at least MIN_BUSY.
+
+        num_running: number of requests that the engine runs.
+        """
         return min(max(num_running / self._num_places, MIN_BUSY), 1.0) if num_running else 0.0
 
     def left_s(self, now: float, num_expected: int, busy: float = 1.0) -> float:
-        """Return the budget that is left after `num_expected` re-loads, in seconds of a full engine; negative if they exceed it.
+        """Return the budget that is left after the expected re-loads, in seconds of a full engine; negative if they exceed it.
 
-        The balance is capped at the cost of `num_expected` + 1 re-loads in a full engine, and is that much after the engine's first load.
+        Unused budget accumulates up to the cost of `num_expected` + 1 re-loads in a full engine.
+
+        Args:
+            num_expected: number of re-loads for which time is set aside.
+            busy: share of the engine's places in use, from the method `busy`.
         """
         self._advance(now)
         if self.num_loads:
@@ -77,13 +88,16 @@ class ReloadPace:
         return self._balance_s - num_expected * self.cost_s(busy)
 
     def is_exceeded(self, now: float, num_expected: int, busy: float = 1.0) -> bool:
-        """Return whether `num_expected` re-loads exceed the budget."""
+        """Return whether `num_expected` re-loads exceed the budget. Arguments as of `left_s`."""
         return self.left_s(now, num_expected, busy) < -_ROUNDING_S
 
     def delay_s(self, now: float, num_expected: int, num_loads: int, busy: float = 1.0) -> float:
         """Return the seconds until the budget has time for `num_loads` re-loads besides the expected ones; 0 if it has time now.
 
-        num_loads: if negative, the budget may be overdrawn by the cost of that many re-loads.
+        Args:
+            num_expected: number of re-loads for which time is set aside.
+            num_loads: if negative, the budget may be overdrawn by the cost of that many re-loads.
+            busy: share of the engine's places in use, from the method `busy`.
         """
         missing_s = num_loads * self.cost_s(busy) - self.left_s(now, num_expected, busy)
         return missing_s / MAX_RELOAD_SHARE if missing_s > _ROUNDING_S else 0.0
@@ -93,7 +107,7 @@ class ReloadPace:
         self._evicted_at[name] = now
 
     def expected(self, now: float) -> frozenset[str]:
-        """Return the engine names of the versions whose re-load is expected."""
+        """Return the engine names of the versions whose re-load is expected: evicted in use in the last EXPECTED_S, and not loaded since."""
         self._evicted_at = {name: at for name, at in self._evicted_at.items() if now < at + EXPECTED_S}
         return frozenset(self._evicted_at)
 
@@ -102,7 +116,13 @@ class ReloadPace:
         self._evicted_at.clear()
 
     def add_load(self, name: str, seconds: float, now: float, *, is_reload: bool, busy: float = 1.0) -> None:
-        """Record how many seconds a load took. busy: share of places in use when it began; 0: it delayed no request and costs nothing."""
+        """Record a finished load. A re-load is charged to the budget.
+
+        Args:
+            name: engine name of the version; its re-load is not expected any more.
+            seconds: duration of the load.
+            busy: share of the engine's places in use when the load began, from the method `busy`. 0: it delayed no request and costs nothing.
+        """
         self._evicted_at.pop(name, None)
         self.num_loads += 1
         self.load_s += seconds

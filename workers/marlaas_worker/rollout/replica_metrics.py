@@ -9,7 +9,10 @@ from marlaas_worker.rollout.request_limiter import RequestLimiter
 
 
 def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
-    """Return the metrics of adapter versions. verified: the versions that may be served. slots: number of adapter slots."""
+    """Return the metrics of adapter versions and their loads.
+
+    verified: the versions that may be served. pace: counts and times the loads. slots: number of adapter slots.
+    """
     return [
         Sample("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", slots),
         Sample("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", len(verified)),
@@ -23,7 +26,7 @@ def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
 def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
     """Return the metrics of waiting requests, of reserved KV cache tokens, and of turns that wait to be recorded.
 
-    turns_waiting: number of generated turns for which the turns stream has no room.
+    limiter: of the engine's requests. turns_waiting: number of generated turns for which the turns stream has no room.
     """
     reserved = limiter.budget.num_reserved
     return [
@@ -36,7 +39,10 @@ def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
 def of_engine(counts: EngineCounts, kv_tokens: int, restarts: int) -> list[Sample]:
     """Return the metrics of the engine. While `RequestLimiter` works, the engine's own queue is empty and it preempts no request.
 
-    kv_tokens: tokens that fit into the KV cache; 0 if unknown.
+    Args:
+        counts: the engine's own counters.
+        kv_tokens: tokens that fit into the KV cache; 0 if unknown.
+        restarts: number of successful restarts of the engine since the role's start.
     """
     name = "marlaas_rollout_engine"
     return [

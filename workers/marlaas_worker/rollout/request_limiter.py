@@ -16,7 +16,10 @@ from marlaas_worker.rollout.kv_budget import KvBudget, Place, PrefillShares
 class _Entry:
     """A request that waits for a place or has one.
 
-    num_prompt: prompt tokens that the engine has yet to compute for it. granted: resolves when the request gets a place.
+    Attributes:
+        account: the tenant, job and agent that are charged.
+        num_prompt: prompt tokens that the engine has yet to compute for it; 0 once they are computed.
+        granted: resolves when the request gets a place.
     """
 
     account: Account
@@ -29,13 +32,13 @@ class RequestLimiter:
 
     Requests wait here because the engine's own queue is first come, first served. Costs are tokens: prompt tokens outside the engine's
     prefix cache, and generated tokens. Other requests may pass one that does not fit, until they have taken as many tokens as the KV cache
-    holds. While a tenant's episodes wait for tools, it keeps a credit (`fair_queue`): at most its share of one KV cache of tokens.
-    So it may afterwards fill its share of the batch at once.
+    holds. While a tenant's episodes wait for tools, it keeps a credit (`fair_queue`): at most its share of the
+    tokens that the KV cache holds. So it may afterwards fill its share of the batch at once.
 
     Args:
         max_seqs: most requests in the engine.
-        clock: seconds; None: `time.monotonic`.
-        kv_tokens: as in `set_kv_tokens`.
+        clock: returns the time in seconds; None: `time.monotonic`.
+        kv_tokens: tokens that the engine's KV cache holds; 0: unknown, then only the number of requests is limited.
 
     Attributes:
         budget: the tokens that the requests in the engine reserve.
@@ -57,7 +60,7 @@ class RequestLimiter:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait in the queue."""
+        """Number of requests that wait in the queue."""
         return len(self._queue)
 
     def set_kv_tokens(self, kv_tokens: int) -> None:
@@ -77,10 +80,13 @@ class RequestLimiter:
     async def place(self, account: Account, num_prompt: int, output: int, kv_tokens: int = 0) -> AsyncIterator[Place]:
         """Wait for a place, and hold it while the context is open. At the end, `Place.cost`, set by the caller, replaces the estimated cost.
 
+        The estimate is num_prompt + output.
+
         Args:
+            account: the tenant, job and agent to charge.
             num_prompt: expected tokens of the prompt outside the prefix cache.
             output: expected tokens of the output.
-            kv_tokens: expected length of the request's context at its end.
+            kv_tokens: expected length of the request's context at its end, in tokens; the request reserves that many in the KV cache.
         """
         entry = _Entry(account, num_prompt, asyncio.get_running_loop().create_future())
         cost, size = num_prompt + output, self.budget.size(kv_tokens)
@@ -104,7 +110,10 @@ class RequestLimiter:
 
     @contextlib.asynccontextmanager
     async def alone(self, account: Account) -> AsyncIterator[Place]:
-        """Wait until no request is in the engine, and admit no other while the context is open. At the end, charge `Place.cost`."""
+        """Wait until no request is in the engine, and admit no other while the context is open. At the end, charge `Place.cost`.
+
+        The caller sets the cost. account: the tenant, job and agent to charge.
+        """
         async with self._lone:
             self._is_closed = True
             place = Place()

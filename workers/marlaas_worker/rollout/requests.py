@@ -36,7 +36,8 @@ REMEMBERED_S = 300.0
 MAX_INBOXES = 16
 _ANSWER_OBJECT_BYTES = 512
 MAX_CHARACTERS = 64 << 20
-"""Characters of requests (`_size`) that one job may have in progress. Each counts _REQUEST_CHARACTERS or more, so about 8,192 fit."""
+"""Characters of requests (`_size`) that one job may have in progress. A request counts as _REQUEST_CHARACTERS or more,
+so about 8,192 requests fit."""
 _REQUEST_CHARACTERS = 8192
 """Memory of a request besides its text, in characters: its message object, its asyncio task, and the objects that the task waits on."""
 _WAITS = (NotAdmitted, BusUnavailable, BlobUnavailable, Unreadable)
@@ -50,11 +51,14 @@ RequestKey = tuple[str, str, str, str, int, int]
 
 @dataclass(slots=True)
 class _ActiveRequest:
-    """A request in progress.
+    """A request in progress, together with its duplicates: requests with the same key.
 
     Attributes:
+        key: identifies the request.
+        request: the first message with this key.
         until: latest deadline of all duplicates, on the loop's clock.
-        inboxes: reply subjects of all duplicates, the latest last.
+        inboxes: reply subjects of all duplicates, the latest last; the values are unused.
+        stage: what the request waits for now, or since when the engine generates; sent in heartbeats.
         task: plays the turn and sends the answer.
         timeout: ends the task at `until`; None until the task has started.
     """
@@ -72,6 +76,8 @@ class Requests:
     """Accepts the requests of this replica, sends heartbeats while they are in progress, and answers them.
 
     Args:
+        context: has the bus, and the name of this replica.
+        jobs: the served jobs, in which the answers for duplicates of ended requests are cached.
         play: plays a turn, updates the request's stage, and returns the turn's record (`Generation.play`).
         tasks: owns the tasks of the requests in progress.
 
@@ -93,7 +99,10 @@ class Requests:
         self.closed = False
 
     async def accept(self, request: GenerateRequest, inbox: str) -> None:
-        """Start a request, join it to a running duplicate, send the known answer, or refuse it. Returns once a reply was sent to `inbox`."""
+        """Start a request, join it to a running duplicate, send the known answer, or refuse it. Returns once a reply was sent.
+
+        inbox: the request's reply subject.
+        """
         key, now = _key_of(request), _clock()
         if (answer := self._known_answer(request, key, now)) is not None:
             await self._send(inbox, answer)
@@ -112,12 +121,12 @@ class Requests:
         await self._send(inbox, self._reply(request, ReplyPhase.ACCEPTED))
 
     def cancel(self, cancel: CancelRequest) -> None:
-        """Cancel an episode's requests; generations that the engine has begun are aborted."""
+        """Cancel the requests of one agent in one episode; generations that the engine has begun are aborted. They get no answer."""
         for active in self._active_of(cancel):
             self._abort(active)
 
     def keep(self, keep: KeepRequest) -> None:
-        """Restart the deadlines of an episode's requests."""
+        """Restart the deadlines of the requests of one agent in one episode."""
         for active in self._active_of(keep):
             _extend_deadline(active, active.request.deadline_s)
 
@@ -148,10 +157,10 @@ class Requests:
         self.closed = True
 
     async def drain(self, bound_s: float) -> None:
-        """Refuse new requests and wait for those in progress.
+        """Refuse new requests, and wait for those in progress.
 
-        After `bound_s` seconds the remaining requests are cancelled, with a retryable failure as their answer,
-        so that sandboxes send them to another replica.
+        bound_s: seconds after which the remaining requests are cancelled. They are answered with a retryable failure, so that sandboxes send
+        them to another replica.
         """
         self.close()
         if not await wait_for(self._idle, bound_s):

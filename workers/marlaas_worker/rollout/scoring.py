@@ -25,13 +25,19 @@ class OtherVocabulary(BadAppend):
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One segment of a conversation. ids: prompts and outputs, int32 [T]. generated: which ids the student sampled, bool [T]."""
+    """One segment of a student's conversation, which is scored in one forward pass.
+
+    ids: all prompts and outputs of its turns, int32 [T]. generated: True for the ids that the student sampled, bool [T].
+    """
 
     ids: Ids
     generated: npt.NDArray[np.bool_]
 
     def prompt(self, max_model_len: int) -> Prompt:
-        """Return the segment as an engine's prompt, cut to max_model_len - 1 ids: engines generate one token with a score."""
+        """Return the segment as an engine's prompt, cut to max_model_len - 1 ids: engines generate one token with a score.
+
+        max_model_len: the teacher's context window, in tokens.
+        """
         return Prompt(Draft(None, "", "", "", opens_segment=True), NO_IDS, self.ids[: max_model_len - 1])
 
     def of_generated(self, logprobs: Sequence[float]) -> npt.NDArray[np.float32]:
@@ -84,7 +90,15 @@ def require_vocabulary(lineage: Sequence[Turn], own: str, teacher: str) -> None:
 def score_record(
     request: GenerateRequest, adapter: AdapterRef, found: Sequence[tuple[Scored, Drawn]], replica: str, at: float
 ) -> Turn:
-    """Return the turn that records a conversation's scores. found: its segments with the engine's results. at: now, in unix seconds."""
+    """Return the turn that records a conversation's scores: the teacher's logprobs of all tokens that the student sampled.
+
+    Args:
+        request: asks for the scores.
+        adapter: the teacher's version, which gave the scores.
+        found: the segments that were scored, oldest first, with the engine's results.
+        replica: name of this replica.
+        at: now, in unix seconds.
+    """
     drawn = [one for _, one in found]
     logprobs = [scored.of_generated(one.completion.logprobs) for scored, one in found]
     return Turn(

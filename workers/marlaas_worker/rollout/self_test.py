@@ -43,8 +43,8 @@ NUM_GENERATED = 8
 """Most tokens that are generated in one try with a slot's adapter. The prompt is this many tokens too: the first ones of a probe."""
 _TRIES = 3
 _FEW_TOKENS = 3.0
-"""Multiple of the tolerance that is allowed for generated tokens, because the tolerance is for a mean over hundreds of tokens. Another
-adapter's logprobs differ by ten tolerances or more."""
+"""Factor on the tolerance for the few generated tokens, because the tolerance itself is for a mean over hundreds of tokens. If another
+adapter were applied, the logprobs would differ by ten tolerances or more."""
 _log = logging.getLogger(__name__)
 
 Scores = npt.NDArray[np.float32]
@@ -59,9 +59,10 @@ class Expected:
     """The trainer's logprobs of the self-test's probes, and how far the engine's may be from them.
 
     Attributes:
-        zero: under an adapter of zeros; float32 [T], the tokens of all probes in one array.
-        large: under the self-test's random adapter, whose effect is large; float32 [T], as `zero`.
-        zero_tolerance, large_tolerance: largest mean |difference| of the engine's logprobs from `zero` and `large` that passes, in nats.
+        zero: logprobs under an adapter of zeros; one float32 array [T] for all probes together, without the first token of each.
+        large: logprobs of the same tokens under the self-test's random adapter, whose effect is large; float32 [T].
+        zero_tolerance: largest mean |difference| of the engine's logprobs from `zero` that passes, in nats.
+        large_tolerance: largest mean |difference| of the engine's logprobs from `large` that passes, in nats.
     """
 
     zero: Scores
@@ -75,8 +76,8 @@ def judge(expected: Expected, zero: Scores, large: Scores) -> str:
 
     Args:
         expected: the trainer's logprobs, with tolerances.
-        zero: the engine's logprobs under an adapter of zeros, float32 [T].
-        large: the engine's logprobs under the self-test's large random adapter, float32 [T].
+        zero: the engine's logprobs under an adapter of zeros, float32 [T], for the tokens of `Expected.zero`.
+        large: the engine's logprobs of these tokens under the self-test's large random adapter, float32 [T].
     """
     gap = mean_gap(zero, expected.zero)
     if not gap <= expected.zero_tolerance:
@@ -114,11 +115,12 @@ def judge_generated(scored: Scores, reported: Scores, tolerance: float) -> str:
 
 
 class EngineSelfTest:
-    """Tests an empty engine slot by slot, and leaves it empty.
+    """Tests whether an engine applies the adapter in each of its slots. The engine has no adapters before and after a test.
 
     Args:
+        calibration: the trainer's logprobs of the probes, their tolerances, and the test adapter's specification.
         folder: for the files of the two test adapters; removed after a test.
-        numbers: source of unused slot numbers.
+        numbers: source of unused slot numbers (`LoadedAdapter.slot_id`).
     """
 
     def __init__(self, calibration: Calibration, folder: Path, numbers: Iterator[int]) -> None:
@@ -133,9 +135,11 @@ class EngineSelfTest:
         )
 
     async def run(self, engine: Engine) -> float:
-        """Test every slot, and return the engine's distance from float32. Raises SelfTestFailed, EngineDown.
+        """Test every slot, and return how far the engine's logprobs are from float32. Raises SelfTestFailed, EngineDown.
 
-        The distance is the mean |difference| between its logprobs under an adapter of zeros and the trainer's in float32.
+        Returns:
+            The mean |difference| between the engine's logprobs of the probes under an adapter of zeros and the trainer's, which were computed
+            in float32; in nats.
         """
         began = time.perf_counter()
         try:

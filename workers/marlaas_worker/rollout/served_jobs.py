@@ -47,7 +47,10 @@ class History:
 class Failures:
     """Failures of the engine with a prompt.
 
-    since: number of requests that the engine had completed before the first failure. last: error text of the last failure.
+    Attributes:
+        number: how often the engine failed while it ran the prompt.
+        since: number of requests that the engine had completed before the first failure.
+        last: error text of the last failure.
     """
 
     number: int = 0
@@ -57,7 +60,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class CacheBounds:
-    """Bounds of the caches in `ServedJob`, in bytes. All jobs share one bound for each kind of cache."""
+    """Bounds of the caches in `ServedJob`, in bytes. Each bound is for the caches of the same name, of all jobs together."""
 
     pins: CacheBound = field(default_factory=lambda: CacheBound(16 << 20))
     """About 40,000 pins, of the groups in progress and of past ones. A pin that is not in memory is read again."""
@@ -70,6 +73,9 @@ class CacheBounds:
 
 class ServedJob:
     """State of a job on this replica: its use of the engine, its agents, and its caches.
+
+    Args:
+        bounds: of the caches, shared with all other jobs.
 
     Attributes:
         ref: the job.
@@ -114,7 +120,10 @@ class ServedJob:
 
 
 class ServedJobs:
-    """The state of each job on this replica, kept until the job's document has been gone for `GONE_S`."""
+    """The state of each job on this replica, kept until the job's document has been gone for `GONE_S`.
+
+    bounds: of the jobs' caches; all jobs share them.
+    """
 
     def __init__(self) -> None:
         self.bounds = CacheBounds()
@@ -127,7 +136,7 @@ class ServedJobs:
         return len(self._jobs)
 
     def find(self, ref: JobRef) -> ServedJob | None:
-        """Return the state of a job; None if there is none."""
+        """Return the state of a job; None if this replica has none yet."""
         return self._jobs.get(ref)
 
     def of(self, ref: JobRef) -> ServedJob:

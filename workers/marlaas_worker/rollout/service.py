@@ -51,7 +51,10 @@ async def serve(context: RoleContext, pool: PoolDocument) -> None:
 
 
 def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int]) -> Engine:
-    """Build the engine that the pool asks for, not started yet. Imports only the libraries of that engine."""
+    """Build the engine that the pool's `rollout.engine` names, not started yet. Imports only the libraries of that engine.
+
+    context: has the local folder for vLLM's files. end_ids: the model's end tokens; each ends a generation.
+    """
     model = Path(pool.model_path)
     if pool.spec.rollout.engine == "reference":
         from marlaas_worker.rollout.reference_engine import ReferenceEngine
@@ -65,7 +68,14 @@ def open_engine(context: RoleContext, pool: PoolDocument, end_ids: frozenset[int
 async def serve_engine(
     context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine, agents_per_slot: int = 1
 ) -> None:
-    """Start the given engine, serve a pool with it until the role is stopped, and stop it. agents_per_slot: the pool's, for reports."""
+    """Start an engine, serve a pool with it until the role is stopped, and stop the engine.
+
+    Args:
+        pool: name of the pool.
+        tokenizer: with the pool's chat template.
+        engine: not started yet.
+        agents_per_slot: the pool's setting; it is only copied into this replica's reports.
+    """
     try:
         async with asyncio.TaskGroup() as tasks:
             rollout = _Rollout(context, pool, tokenizer, engine, tasks)
@@ -76,7 +86,7 @@ async def serve_engine(
 
 
 class _Rollout:
-    """All components of the role, connected with each other."""
+    """All components of the role, connected with each other. tasks: owns all tasks of the role. agents_per_slot: for reports."""
 
     def __init__(
         self, context: RoleContext, pool: str, tokenizer: EndingTokenizer, engine: Engine, tasks: asyncio.TaskGroup

@@ -24,7 +24,10 @@ from marlaas_worker.rollout.served_jobs import ServedJobs
 class ProvenVersions:
     """The versions that requests may use now, and the requests that wait for a version.
 
-    numbers: source of slot numbers, shared with all others that load adapters into the same engine.
+    Args:
+        num_slots: number of adapter slots of the engine.
+        numbers: source of slot numbers, shared with all others that load adapters into the same engine.
+        jobs: the served jobs, which contain the `Version` objects of their agents.
 
     Attributes:
         resident: the versions that have a slot, in the order of their loads.
@@ -52,11 +55,11 @@ class ProvenVersions:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a version."""
+        """Number of requests that wait for a version."""
         return sum(one.waiting.num for one in self.waiting.values() if one.waiting is not None)
 
     def version(self, adapter: AdapterRef) -> Version:
-        """Return the object of a version, created if there is none. Its agent must be known to exist."""
+        """Return the `Version` object of an adapter version, created if there is none. The agent's job must be known to exist."""
         return self.resident.get(adapter) or self._jobs.agent(adapter.agent_ref).version(adapter)
 
     @asynccontextmanager
@@ -64,7 +67,9 @@ class ProvenVersions:
         """Wait until a version takes new requests. While the context is open, the request counts in `Slot.num_queued`.
 
         The caller waits for a place in the engine inside the context, and then calls `hold`. Meanwhile the version may lose its slot,
-        because a queued request does not prevent an eviction. tenant: of the request. Raises VersionRefused.
+        because a queued request does not prevent an eviction. Raises VersionRefused.
+
+        tenant: of the request; it counts as the agent's from now on.
         """
         self._jobs.agent(adapter.agent_ref).tenant = tenant
         while (version := self.version(adapter)).state is not VersionState.PROVEN:
@@ -80,7 +85,10 @@ class ProvenVersions:
 
     @contextmanager
     def hold(self, adapter: AdapterRef) -> Iterator[Slot | None]:
-        """Yield a version's slot, and prevent its unloading while the context is open; yield None if the caller must `queue` again."""
+        """Yield a version's slot, and prevent the version's unloading while the context is open.
+
+        Yields None if the version has lost its slot or is revoked; the caller must then `queue` again.
+        """
         version = self.resident.get(adapter)
         if version is None or version.state not in (VersionState.PROVEN, VersionState.YIELDING):
             yield None
@@ -121,12 +129,14 @@ class ProvenVersions:
         return max((number for number, one in versions if one.is_ready), default=-1)
 
     async def newest_of(self, ref: AgentRef, tenant: str, max_staleness: int) -> int:
-        """Return the newest proven version of an agent; wait for the newest one if all are too old. Raises VersionRefused.
+        """Return the newest proven version of an agent; if all are too old, wait for the newest committed one. Raises VersionRefused.
+
+        While the agent is not served or has no committed version, and no version of it is proven, the call waits.
 
         An evicted version counts too; it is loaded again when a request needs it. After a restart of the engine, a past
         version may be the first that is proven: a group that is sampled from it would be dropped as stale.
 
-        max_staleness: most versions behind the newest one.
+        tenant: of the request. max_staleness: most versions that the result may be behind the newest committed one.
         """
         while True:
             agent = self._jobs.agent(ref)
@@ -145,7 +155,7 @@ class ProvenVersions:
         strict: Collection[AgentRef] = (),
         on_others: Collection[AgentRef] = (),
     ) -> None:
-        """Set which agents are served, with their newest versions, and start a new plan of the slots.
+        """Set which agents are served, with their newest versions, and request a new plan of the slots (`wake`).
 
         Args:
             newest: the newest committed version of each served agent.
@@ -162,7 +172,10 @@ class ProvenVersions:
         self._notify()
 
     def begin(self, version: Version, folder: Path, now: float) -> Slot:
-        """Take a slot for a version before its load. Raises LoadFailed if no slot is free, or the version has one already."""
+        """Take a slot for a version before its load. Raises LoadFailed if no slot is free, or the version has one already.
+
+        folder: of the adapter's files. now: time on the loop's clock, from which the agent is charged for the slot.
+        """
         if version.adapter in self.resident or len(self.resident) >= self.num_slots:
             raise LoadFailed(f"there is no slot for {version.name}: {len(self.resident)} of {self.num_slots} are taken")
         loaded = LoadedAdapter(version.name, next(self._numbers), folder)
@@ -183,7 +196,10 @@ class ProvenVersions:
         self.wake.set()
 
     def remove(self, version: Version, state: VersionState, now: float) -> None:
-        """Stop giving a version to requests, free its slot, and set its new state. Raises LoadFailed while requests run on it."""
+        """Stop giving a version to requests, free its slot, and set its new state. Raises LoadFailed while requests run on it.
+
+        now: time on the loop's clock, until which the agent is charged for the slot.
+        """
         if version.slot is not None and version.slot.num_running:
             raise LoadFailed(f"{version.name} still runs {version.slot.num_running} requests")
         version.free_slot(now)
@@ -193,7 +209,10 @@ class ProvenVersions:
             self._wake(version)
 
     def clear(self, now: float) -> None:
-        """Free all slots and forget all failed loads and refusals, after the engine has stopped. Requests that wait go on waiting."""
+        """Free all slots and forget all failed loads and refusals, after the engine has stopped. Requests that wait go on waiting.
+
+        now: time on the loop's clock, until which the agents are charged for the slots.
+        """
         for agent in self._jobs.agents():
             agent.restart()
             for version in agent.versions.values():

@@ -29,7 +29,10 @@ class WritingTokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """Stop strings: each ends a reply. raw: returns the text of ids, special tokens included."""
+    """Stop strings of a request: the reply ends with the token that completes one of them.
+
+    texts: the stop strings; at least one. raw: returns the text of ids, special tokens included.
+    """
 
     texts: tuple[str, ...]
     raw: Callable[[Sequence[int]], str]
@@ -54,9 +57,9 @@ class Stops:
 def stops_of(
     tokenizer: WritingTokenizer, rollout: SamplingSettings, request: GenerateRequest
 ) -> tuple[Stops | None, frozenset[int]]:
-    """Return the stop strings (None without any) and the stop tokens of a request's reply, beside the model's end tokens.
+    """Return the stop strings of a request's reply, None if it has none, and the ids of its stop tokens, without the model's end tokens.
 
-    If a stop string is the text of a special token, the id of that token is among the stop tokens, too.
+    If a stop string is the text of a special token, the id of that token is among the stop tokens, too. rollout: the job's settings.
     """
     texts = tuple(dict.fromkeys((*rollout.stop, *request.stop)))
     special = [number for text in texts if (number := tokenizer.special_id(text)) is not None]

@@ -41,6 +41,7 @@ class SupervisedEngine:
     """An `engine.Engine` that is tested at each start and restarted after a failure.
 
     Args:
+        engine: the engine to supervise, not started yet.
         test: called with the engine at each start; if the test raises, the incarnation does not serve.
         engine_stopped: called after each failure, with its reason.
         engine_restarted: called after each successful restart.
@@ -123,7 +124,10 @@ class SupervisedEngine:
         return self.up and await self._engine.healthy()
 
     def report(self, incarnation: int, reason: str) -> None:
-        """Report that an incarnation has failed, so that the engine is restarted. Ignored for an earlier incarnation, or if the engine is down."""
+        """Report that an incarnation has failed, so that the engine is restarted. Ignored for an earlier incarnation, or if the engine is down.
+
+        incarnation: the value of `incarnation` before the call that failed. reason: for the log, and for `engine_stopped`.
+        """
         if incarnation != self.incarnation or not self.up:
             return
         _log.error("the engine failed and is restarted: %s", reason)
@@ -133,7 +137,10 @@ class SupervisedEngine:
         self._down.set()
 
     async def supervise(self) -> None:
-        """Check the engine's health and restart it, until cancelled. Raises the engine's error if all restarts fail."""
+        """Check the engine's health, and restart it after each failure, until cancelled.
+
+        Raises the engine's error if all attempts to restart it fail, and SelfTestFailed at once if a restarted engine fails its test.
+        """
         async with asyncio.TaskGroup() as group:
             group.create_task(self._check(), name="engine health")
             group.create_task(self._restart_after_failures(), name="engine restart")

@@ -79,10 +79,10 @@ class Renderer:
         return ReplyPartsMessage(reasoning=reasoning, content=content, tool_calls=told, raw=raw)
 
     def past(self, text: str, before: str, tools: Sequence[str]) -> tuple[ChatMessage, ...]:
-        """Return the messages with which a reply can be given to the chat template, in the order in which to try them.
+        """Return the messages that may represent a past reply in the chat template, in the order in which to try them.
 
-        They are a message with the reply's parts (reasoning, content, calls), if it has some, and one with its plain text. The plain text
-        comes first if it is unknown how the template shows parts (`_is_plain`).
+        One message has the reply's parts (reasoning, content, calls), the other its plain text. If the content is the whole text, there
+        is only the second. The plain text comes first if it is unknown how the template shows parts (`_is_plain`).
 
         Args:
             text: the reply.
@@ -101,7 +101,10 @@ class Renderer:
         return (plain, parts) if self._is_plain else (parts, plain)
 
     def check(self, render: Render) -> None:
-        """Raise TemplateRefused if the template writes reasoning or calls with special tokens, and the form of these is unknown (`_is_plain`)."""
+        """Raise TemplateRefused if the template writes reasoning or calls with special tokens, and their form is unknown (`_is_plain`).
+
+        render: renders messages with the template.
+        """
         lost = lost_tokens(render, self._specials) if self._is_plain else ""
         if lost:
             raise TemplateRefused(lost)
@@ -131,7 +134,7 @@ class Renderer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
     def _read(self, text: str, before: str, tools: Sequence[str]) -> tuple[str, str, tuple[ToolCall, ...]]:
-        """Return the reasoning, content and calls of a reply's text. Malformed calls are content. Arguments as of `parts`."""
+        """Return the reasoning, content and calls of a reply's text. Malformed calls are content. before, tools: as of `parts`."""
         whole, spoken = self._grammars
         prefix = before if self.own is not None else _ANCHOR + THINK if before.rstrip().endswith(THINK) else ""
         try:

@@ -46,10 +46,14 @@ def read(tokenizer: ReadingTokenizer, prompt: Prompt, output_ids: Sequence[int],
 
 
 def _with_begun_call(tokenizer: ReadingTokenizer, draft: Draft, spoken: Sequence[int], reply: ReadReply) -> ReadReply:
-    """Return the reply with the calls that are found if the prompt's opening and the output are parsed together.
+    """Return the reply with a tool call that begins in the prompt's opening: opening and output are parsed together.
 
-    Calls that are complete in the opening are left out. The reply is returned as it is if nothing more is found. spoken: the output's ids
-    without the end token.
+    Calls that are complete in the opening are left out. If no further call is found, the reply is returned as it is.
+
+    Args:
+        draft: the prompt; `Draft.opening` is the beginning of the assistant's message in it.
+        spoken: the output's ids without the end token.
+        reply: the output parsed alone.
     """
     opened, before = tokenizer.encode(draft.opening), draft.text.removesuffix(draft.begun)
     own, given, whole = (
