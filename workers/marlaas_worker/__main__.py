@@ -32,7 +32,10 @@ from marlaas_worker.role import RoleContext
 
 
 class OneRecordFormatter(logging.Formatter):
-    """Format a record as `<UTC time> <LEVEL> <name> <logger>: <text>`; further lines, such as a traceback, are indented."""
+    """Formats a record as `<UTC time> <LEVEL> <name> <logger>: <text>`; further lines, such as a traceback, are indented.
+
+    name: the replica's.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__(f"%(asctime)s.%(msecs)03dZ %(levelname)s {name} %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
@@ -47,7 +50,7 @@ _of_sandbox = contextvars.ContextVar[logging.Handler | None]("of_sandbox", defau
 
 
 class _LogHandler(logging.StreamHandler[IO[str]]):
-    """Writes a record to the log of the sandbox that it is from if several sandboxes share this process, and to stderr otherwise."""
+    """Writes a record to the log of the sandbox whose task made it, where several sandboxes share this process; every other record to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if (own := _of_sandbox.get()) is not None:
@@ -57,7 +60,7 @@ class _LogHandler(logging.StreamHandler[IO[str]]):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one role until it is asked to stop; return the exit code."""
+    """Run one role until it is asked to stop; return the exit code. arguments: of the command; None: those of this process."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:2] == ["sandbox", "--host"]:
         return _host_sandboxes(int(arguments[2]))
@@ -71,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _host_sandboxes(control: int) -> int:
-    """Serve all sandboxes of a local run in this process; return the exit code. control: descriptor of the socket for requests."""
+    """Serve all sandboxes of a local run in this process; return the exit code.
+
+    control: file descriptor of the socket with the requests to start and stop sandboxes (`sandbox.host`).
+    """
     from marlaas_worker.sandbox.host import serve
 
     _set_up_logging("sandboxes")
@@ -82,7 +88,13 @@ def _host_sandboxes(control: int) -> int:
 
 
 async def _run_in_host(arguments: Sequence[str], log: IO[str], stop: asyncio.Event) -> int:
-    """Run one sandbox of many in this process; return the exit code that it would have as a process."""
+    """Run one sandbox of many in this process; return the exit code that it would have as a process.
+
+    Args:
+        arguments: as of the command.
+        log: the sandbox's own log.
+        stop: set to ask the sandbox to drain.
+    """
     options = _parser().parse_args(arguments)
     handler = logging.StreamHandler(log)
     handler.setFormatter(OneRecordFormatter(options.name))
@@ -91,7 +103,7 @@ async def _run_in_host(arguments: Sequence[str], log: IO[str], stop: asyncio.Eve
 
 
 async def _run(options: argparse.Namespace, stop: asyncio.Event | None = None) -> int:
-    """Run a role to its end, and log how it ends; return the exit code. stop: asks it to drain; None: signals do."""
+    """Run a role to its end, and log how it ends; return the exit code. stop: set to ask it to drain; None: signals to the process do that."""
     log = logging.getLogger("marlaas_worker")
     try:
         log.info("%s starts, process %d", options.role, os.getpid())
@@ -131,7 +143,7 @@ async def _serve(options: argparse.Namespace, stop: asyncio.Event | None) -> Non
 
 @contextlib.asynccontextmanager
 async def _alone(context: RoleContext) -> AsyncIterator[None]:
-    """Stop the role on signals to this process, and freeze the heap once it is ready."""
+    """For a role that has this process to itself: stop it on signals to the process, and call `freeze_heap` once it is ready."""
     freezing = asyncio.create_task(freeze_heap(lambda: context.metrics.ready()))
     try:
         async with stop_on_signals(context.stop):

@@ -24,9 +24,9 @@ from marlaas_worker.tensor_file import raw, write_tensors
 
 
 def choose_dtype(wanted: str, gpu: bool) -> str:
-    """Resolve `auto`: bfloat16 on a GPU, float32 on a CPU.
+    """Return the name of the dtype to compute in: `wanted`, or for `auto` bfloat16 on a GPU and float32 on a CPU.
 
-    On a CPU, float32 is as fast and agrees with the trainer to 1e-6 (bench/rollout_engine.py).
+    On a CPU, float32 is as fast and agrees with the trainer to 1e-6 (bench/rollout_engine.py). gpu: whether a GPU computes.
     """
     if wanted != "auto":
         return wanted
@@ -64,10 +64,15 @@ class AdapterInvalid(Permanent):
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """Settings of all modules of an adapter.
+    """Settings of an adapter, the same for all its modules.
 
-    base_model, revision: name and revision by which loaders (AutoPeft, vLLM) find the base model; empty and None if unknown. They are no proof
-    of the model's identity (`calibration.fingerprint` is).
+    Name and revision do not prove the base model's identity; `calibration.fingerprint` does.
+
+    Attributes:
+        rank: number of rows of A and columns of B.
+        alpha: numerator of the scaling, alpha / rank.
+        base_model: name by which loaders (AutoPeft, vLLM) find the base model; empty if unknown.
+        revision: revision of the base model's repository; None if unknown.
     """
 
     rank: int
@@ -113,7 +118,10 @@ def write_adapter(tensors: Tensors, config: AdapterConfig) -> dict[str, bytes]:
 
 
 def read_adapter(source: Path | Mapping[str, bytes]) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
-    """Read a PEFT folder, or its files by name. Raises AdapterInvalid if a file is missing, damaged, or not plain LoRA."""
+    """Return the tensors, by PEFT's names, and the settings of an adapter. source: a PEFT folder, or the contents of its files by name.
+
+    Raises AdapterInvalid if a file is missing, damaged, or not plain LoRA.
+    """
     fields = _read_fields(_file(source, CONFIG_FILE))
     config = _config(fields)
     try:
@@ -162,12 +170,20 @@ def has_effect(tensors: Tensors) -> bool:
 
 
 def tensor_digest(tensors: Tensors, scaling: float, dtype: str) -> str:
-    """Return the digest that an engine's slot must have after it loaded these tensors and computes in `dtype`."""
+    """Return the digest (`slot_digest`) that the slot of an engine must have after it has loaded these tensors.
+
+    Args:
+        scaling: `AdapterConfig.scaling`.
+        dtype: name of the dtype in which the engine computes.
+    """
     return slot_digest(as_held(tensors, scaling, dtype))
 
 
 def as_held(tensors: Tensors, scaling: float, dtype: str) -> Iterator[tuple[str, Kind, torch.Tensor]]:
-    """Yield (module, kind, matrix) as an engine that computes in `dtype` holds them, with the scaling multiplied into B."""
+    """Yield (module, kind, matrix) of an adapter as they are in the slot of an engine; arguments as for `tensor_digest`.
+
+    The matrices are in `dtype`, and B is multiplied by the scaling.
+    """
     for name, tensor in tensors.items():
         module, kind = parse_name(name)
         held = tensor.detach().to(device="cpu", dtype=DTYPES[dtype])
@@ -175,7 +191,7 @@ def as_held(tensors: Tensors, scaling: float, dtype: str) -> Iterator[tuple[str,
 
 
 def tensor_digests(tensors: Tensors, scaling: float) -> dict[str, str]:
-    """Return `tensor_digest` for every dtype in which an engine may compute, by dtype name."""
+    """Return the digests (`tensor_digest`) for all dtypes in which an engine may compute, by the dtype's name. scaling: `AdapterConfig.scaling`."""
     matrices = [(*parse_name(name), tensor.shape) for name, tensor in tensors.items()]
     flat = torch.cat([tensor.detach().cpu().reshape(-1) for tensor in tensors.values()])
     sizes = [tensor.numel() for tensor in tensors.values()]

@@ -50,13 +50,14 @@ def tolerance_of(noise: float) -> float:
 
 
 def rounding_warning(distance: float, calibration: Calibration) -> str:
-    """Return a sentence if an engine computes less exactly than the trainer in the same dtype; else an empty text.
+    """Return a warning if an engine computes less exactly than the trainer in the same dtype; else an empty text.
 
     vLLM's kernels for CPUs without bfloat16 instructions (`_C_AVX2`, `_C_AVX512`) cut a float32 off instead of rounding it: each result of
     a norm, activation or rotation is too small by 0.3 % on average, and through all layers the errors add up.
 
     Args:
         distance: mean |difference| between the engine's logprobs on the probes and the trainer's in float32.
+        calibration: the pool's, with the dtype and the trainer's noise in it.
     """
     if distance <= max(FLOOR, ROUNDING_FACTOR * calibration.noise):
         return ""
@@ -73,14 +74,14 @@ def num_sufficient(dtype: str) -> int:
 
 
 def sufficient_probes(calibration: Calibration) -> tuple[Probe, ...]:
-    """Return the probes for each version's manifest and for the self-test: all of the calibration's; in float32, the first `NUM_FLOAT32_PROBES`."""
+    """Return the probes to use in each version's manifest and in the self-test: in float32 the first `NUM_FLOAT32_PROBES`, else all."""
     return calibration.probes[: num_sufficient(calibration.dtype)]
 
 
 def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
-    """Draw the tensors of the self-test's adapter, the same on every machine, with values rounded to `dtype`.
+    """Draw the self-test's adapter, the same on every machine; return its tensors, by PEFT's names, rounded to `dtype`, and its settings.
 
-    A is uniform with variance 1/in; B is uniform with the size that the specification gives for its layer.
+    The entries of A are uniform with variance 1/in, those of B uniform with the standard deviation `AdaptedLayer.size` of their layer.
     """
     tensors = {}
     for module, layer in sorted(self_test.layers.items()):
@@ -94,7 +95,7 @@ def draw_adapter(self_test: SelfTestSpec, dtype: str) -> tuple[dict[str, torch.T
 
 
 def zero_adapter(self_test: SelfTestSpec) -> tuple[dict[str, torch.Tensor], AdapterConfig]:
-    """Return the smallest adapter without effect: rank 1, on the first layer only."""
+    """Return tensors and settings of the smallest adapter without effect: zeros of rank 1, on the layer with the first name only."""
     module, layer = min(self_test.layers.items())
     tensors = {
         tensor_name(module, "A"): torch.zeros(1, layer.columns, dtype=torch.float32),
@@ -104,7 +105,7 @@ def zero_adapter(self_test: SelfTestSpec) -> tuple[dict[str, torch.Tensor], Adap
 
 
 def fingerprint(model: Path) -> str:
-    """Return a base model's identity (sha256, hex) from its files.
+    """Return a base model's identity (sha256, hex) from its files. model: its folder.
 
     The hash covers config.json and, of every tensor, its name, shape, dtype, and first and last 32 KiB.
     Training changes nearly every value of a tensor, so the hash distinguishes two checkpoints without reading

@@ -41,9 +41,10 @@ class Ticket(Generic[T]):
     """A request in the queue or in flight.
 
     Attributes:
-        path: its accounts. item: the caller's own object.
+        path: names of its accounts.
+        item: the caller's own object.
         charged: cost that its accounts have been charged; before it is served, the estimate.
-        size: room that it needs.
+        size: room that it needs to be served (`FairQueue.pop`).
         is_queued: whether it waits in the queue.
     """
 
@@ -66,9 +67,14 @@ class _Account(Generic[T]):
     """A tenant, job or agent, with the accounts or the queued requests below it.
 
     Attributes:
-        num_active: open episodes, queued requests and requests in flight of it and of all accounts below.
-        waiting: the accounts below that have queued requests.
-        virtual: virtual time of the level below. active_weight: sum of the weights of its active accounts.
+        weight: the tenant's; 1 for a job or an agent.
+        usage: cost of its served requests, divided by `weight`; lifted on activation.
+        num_active: open episodes, queued requests and requests in flight of it and of all accounts below. It is active if not 0.
+        below: the accounts of the next level, by name: a tenant's jobs, a job's agents.
+        waiting: those accounts of `below` that have queued requests.
+        requests: the account's own queued requests, at the last level only.
+        virtual: virtual time of the level below.
+        active_weight: sum of the weights of the active accounts in `below`.
     """
 
     weight: float = 1.0
@@ -81,9 +87,11 @@ class _Account(Generic[T]):
     active_weight: float = 0.0
 
     def enter(self, name: str, weight: float | None) -> "_Account[T]":
-        """Count one more reason for an account below to be active, lift its usage on activation, and return it.
+        """Count an episode or request that opens in an account below, lift the account's usage on activation, and return the account.
 
-        weight: None keeps its weight.
+        Args:
+            name: of the account; it is created if there is none.
+            weight: the account's weight from now on; None keeps its weight.
         """
         account = self.below.get(name)
         if account is None:
@@ -98,7 +106,7 @@ class _Account(Generic[T]):
         return account
 
     def leave(self, name: str) -> None:
-        """Count one reason less for an account below to be active. Idle accounts that the next activation would lift anyway are dropped."""
+        """Count an episode or request that ends in an account below. Drop idle accounts whose usage the next activation would lift anyway."""
         account = self.below[name]
         account.num_active -= 1
         if account.num_active:
@@ -130,10 +138,12 @@ class _Account(Generic[T]):
         self.usage += cost / self.weight
 
     def heads(self, max_lead: float, allows: "Allows[T]") -> Iterator[Ticket[T]]:
-        """Yield the first request of each account at the bottom, if it is allowed, in the order of usages.
+        """Yield the first request of each account at the last level, if it is allowed, in the order of usages.
 
-        max_lead: an account is left out if its request would make its usage exceed the smallest one by more than `max_lead` / weight.
-        Compared are the accounts whose request is allowed; the one with the smallest usage is never left out.
+        Args:
+            max_lead: an account is left out if its request would make its usage exceed the smallest one by more than `max_lead` / weight.
+                Only accounts whose request is allowed are compared. The one with the smallest usage is never left out.
+            allows: returns whether a request may be served now.
         """
         if self.requests and allows(self.requests[0]):
             yield self.requests[0]
@@ -155,8 +165,9 @@ class FairQueue(Generic[T]):
     """Queue that serves requests in the order of their accounts' usages. All costs and sizes are in one unit: tokens, or seconds.
 
     Args:
-        max_passed: room that other requests may take while the first one does not fit.
-        max_credit: credit of all active accounts of a level together.
+        max_passed: most room that other requests may take, in sum, while the next request does not fit. Then the queue waits for that one.
+        max_credit: credit that the active accounts of a level share by weight: when an account queues a request after a pause, its usage is
+            at most its share behind the virtual time.
     """
 
     def __init__(self, max_passed: float = 0.0, max_credit: float = math.inf) -> None:
@@ -171,7 +182,7 @@ class FairQueue(Generic[T]):
         return self._num_queued
 
     def usage(self, *path: str) -> float:
-        """Return the usage of an account; of an idle one, the usage that it would have on activation."""
+        """Return the usage of the account with this path; if it is idle or unknown, the usage that it would have on activation."""
         above, account = self._root, None
         for name in path:
             above = account or self._root
@@ -182,9 +193,9 @@ class FairQueue(Generic[T]):
         return account.usage if account.num_active else max(account.usage, above.floor())
 
     def open(self, path: Path, weight: float | None = None) -> None:
-        """Count one more open episode of the accounts of a path.
+        """Count one more open episode in all accounts of a path. End it by `close`.
 
-        weight: of the tenant, from now on; None keeps its weight, which is 1 at first. Raises ValueError as `check_weight`.
+        weight: the tenant's from now on; None keeps its weight, which is 1 at first. Raises ValueError as `check_weight`.
         """
         if weight is not None:
             check_weight(path[0], weight)
@@ -193,17 +204,18 @@ class FairQueue(Generic[T]):
             account = account.enter(name, weight if account is self._root else None)
 
     def close(self, path: Path) -> None:
-        """Count one open episode less of the accounts of a path."""
+        """Count one open episode less in all accounts of a path."""
         line = self._line(path)
         for above, name in reversed(list(zip(line, path, strict=False))):
             above.leave(name)
 
     def push(self, path: Path, item: T, *, cost: float, size: float = 0.0, weight: float | None = None) -> Ticket[T]:
-        """Queue a request behind those of the same account.
+        """Queue a request behind those of the same account, and return its ticket. End a served request by `settle`, a queued one by `remove`.
 
         Args:
-            cost: estimate of its cost.
-            size: room that it needs to be served.
+            item: the caller's own object.
+            cost: estimate of the request's cost.
+            size: room that the request needs to be served; see `pop`.
             weight: as for `open`.
         """
         self.open(path, weight)
@@ -218,9 +230,11 @@ class FairQueue(Generic[T]):
         return ticket
 
     def pop(self, room: float = math.inf, allows: Allows[T] = _always) -> Ticket[T] | None:
-        """Remove the next request that fits into `room`, charge its estimate and return it; None if none may be served.
+        """Take the next request that fits from the queue, charge its estimate and return it; None if none may be served now.
 
-        allows: whether a request may be served now. While it may not, its account counts as if it had no request.
+        Args:
+            room: free capacity of the server, in the unit of the sizes. A request fits if its size is at most that.
+            allows: returns whether a request may be served now. If it may not, its account counts as if it had no request.
         """
         if self._waiting is not None and self._waiting.size <= room and allows(self._waiting):
             return self._serve(self._waiting)
@@ -245,7 +259,7 @@ class FairQueue(Generic[T]):
         return self._serve(ticket)
 
     def settle(self, ticket: Ticket[T], cost: float) -> None:
-        """End a served request, and replace the charged estimate by its real cost."""
+        """End a served request, and replace the charged estimate by its real cost. Call it once for each request."""
         self.charge(ticket.path, cost - ticket.charged)
         ticket.charged = cost
         self.close(ticket.path)

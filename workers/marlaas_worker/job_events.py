@@ -13,7 +13,10 @@ _log = logging.getLogger(__name__)
 
 
 class EventEmitter:
-    """Publishes job events of one role. `emit` publishes at once. `queue` returns at once, and `run` publishes what is queued."""
+    """Publishes job events of one role. `emit` publishes at once. `queue` returns at once, and `run` publishes the queued events.
+
+    role: the role's name, such as `rollout`.
+    """
 
     def __init__(self, context: RoleContext, role: str) -> None:
         self._bus, self._now, self._role = context.bus, context.now, role
@@ -27,6 +30,7 @@ class EventEmitter:
         """Queue an event of a job.
 
         Args:
+            reason, message: as for `emit`.
             once: message id for deduplication: all replicas together publish the event once in two minutes. None: no deduplication.
         """
         self._queued.put_nowait((self._event(job, reason, message), once))

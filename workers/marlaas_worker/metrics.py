@@ -16,8 +16,10 @@ from marlaas_api.names import JobRef
 class Sample:
     """One value of a Prometheus metric.
 
-    name: includes the unit, and ends in `_total` for a counter. text: the help text, the same for every sample
-    of the name.
+    Attributes:
+        name: of the metric; includes the unit, and ends in `_total` for a counter.
+        text: the help text, the same for every sample of the name.
+        labels: values of the labels, by label.
     """
 
     name: str
@@ -35,11 +37,12 @@ def _no_samples() -> Iterable[Sample]:
 class Metrics:
     """Callables that report a worker's state.
 
-    alive: whether the process can still do work; False requests a restart.
-    ready: whether this worker is doing its work now (for a standby: whether it is standing by).
-    connected: whether there is a connection to the bus. num_breaks: number of lost connections to the bus so
-    far.
-    samples: the role's own metrics.
+    Attributes:
+        alive: whether the process can still do work; False requests a restart.
+        ready: whether this worker is doing its work now (for a standby: whether it is standing by).
+        connected: whether there is a connection to the bus.
+        num_breaks: number of lost connections to the bus so far.
+        samples: the role's own metrics.
     """
 
     alive: Callable[[], bool] = lambda: True
@@ -64,7 +67,7 @@ def of_job(ref: JobRef) -> dict[str, str]:
 
 
 def of_report(report: ReplicaReport, jobs: Mapping[str, JobRef]) -> list[Sample]:
-    """Return the metrics of a rollout or trainer replica. Jobs that are missing from `jobs` (by uid) are left out."""
+    """Return the metrics of a rollout or trainer replica. jobs: by uid; other jobs of the report are left out."""
     prefix = f"marlaas_{report.role}"
     num_broken = len({key.partition(".")[0] for key in report.broken})  # by job uid and agent
     samples = [

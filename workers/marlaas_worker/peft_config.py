@@ -75,7 +75,12 @@ def unsupported_fields(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def left_out(module: str, targets: object) -> bool:
-    """Return whether PEFT, with these `target_modules`, ignores a tensor of the module. An absent list targets everything."""
+    """Return whether PEFT ignores an adapter's tensors of a module, because `target_modules` does not cover the module.
+
+    Args:
+        module: name of the layer in the model.
+        targets: value of `target_modules`: a list of names or name endings, a regular expression, or `all-linear`. None, an empty list: all modules.
+    """
     if isinstance(targets, str):
         return targets != "all-linear" and re.fullmatch(targets, module) is None
     if not isinstance(targets, list) or not targets:
@@ -86,8 +91,14 @@ def left_out(module: str, targets: object) -> bool:
 def other_base(named: str, revision: str | None, base: str, base_revision: str | None = None) -> str | None:
     """Return a sentence if an adapter names another base model than the pool's; None if they agree or it names none.
 
-    Folders and repositories are compared by the last part of their names, whatever the case. A cached repository of the
+    Folders and repositories are compared by the last part of their names, ignoring case. A cached repository of the
     hub counts by its repository's name. Revisions are compared if both are known; `main` counts as unknown.
+
+    Args:
+        named: base model that the adapter names; empty: none.
+        revision: of `named`; None: unknown.
+        base: name of the pool's base model.
+        base_revision: of `base`; None: unknown.
     """
     if not named:
         return None

@@ -29,8 +29,11 @@ GAIN = 0.1
 class AgentLoad:
     """An agent to place, or a part of one.
 
-    cost: its load, above 0, in any unit. holder: the worker that has it now; empty if none. refused: workers that do not
-    take it at present. whole: the agent that this is a part of; its parts go to different workers; empty: this is a whole agent.
+    Attributes:
+        cost: its load, above 0, in any unit.
+        holder: the worker that has it now; empty if none.
+        refused: workers that do not take it at present.
+        whole: the agent that this is a part of, if it is one; the parts of an agent go to different workers. Empty: this is a whole agent.
     """
 
     cost: float = 1.0
@@ -40,7 +43,10 @@ class AgentLoad:
 
 
 def place(agents: Mapping[str, AgentLoad], workers: Collection[str]) -> dict[str, str]:
-    """Return the worker of each agent, by agent. Agents that all workers refuse, and parts beyond the number of workers, are left out."""
+    """Return the worker of each agent or part, by its name in `agents`.
+
+    Agents that all workers refuse, and parts of an agent beyond the number of workers, are left out.
+    """
     eligible = {name: agents[name] for name in sorted(agents) if set(workers) - agents[name].refused}
     if not eligible:
         return {}
@@ -52,12 +58,19 @@ def place(agents: Mapping[str, AgentLoad], workers: Collection[str]) -> dict[str
 
 
 def rank(agent: str, worker: str) -> int:
-    """Return how high a worker ranks for an agent; the same in every process."""
+    """Return the rank of a worker for an agent: a hash of both names, the same in every process. The worker with the highest rank is preferred."""
     return int.from_bytes(hashlib.blake2b(f"{agent}\0{worker}".encode(), digest_size=8).digest(), "big")
 
 
 class _Loads:
-    """The workers' loads while a placement is computed. placed: the worker of each agent that is placed so far."""
+    """The workers' loads while a placement is computed. Agents with a live holder are placed there first.
+
+    Args:
+        agents: those that at least one worker takes, by name.
+
+    Attributes:
+        placed: the worker of each agent that is placed so far.
+    """
 
     def __init__(self, agents: Mapping[str, AgentLoad], workers: Collection[str]) -> None:
         self._agents = agents
@@ -83,7 +96,7 @@ class _Loads:
             self._put(name, min(allowed, key=lambda worker: (self._of[worker], -rank(name, worker))))
 
     def balance(self) -> None:
-        """Move agents if a load is outside the limits, until all are within half of them or no move helps. Then make moves worth GAIN."""
+        """Move agents until the workers' loads are balanced: first by the limits of EPSILON, then by moves whose effect exceeds GAIN."""
         self._bound()
         while (found := self._worthwhile()) is not None:
             self._put(*found)
@@ -119,7 +132,7 @@ class _Loads:
         return any(self._move_to(one, giver) for one in sorted(self._of, key=lambda worker: (self._of[worker], worker)))
 
     def _move_to(self, receiver: str, giver: str) -> bool:
-        """Move one agent if that makes the two loads more equal; return whether one moved.
+        """Move one agent from one worker to another if that makes the two loads more equal; return whether one moved.
 
         Of the agents that cost at most half of the difference, the one with the highest rank for the receiver moves; else the cheapest.
         """

@@ -50,7 +50,7 @@ async def freeze_heap(is_ready: Callable[[], bool], check_s: float = 1.0) -> Non
     """Wait until the role is ready, then exclude all objects of its start from later garbage collections.
 
     After the imports of torch, transformers and vllm, a full collection traverses 400,000 to 700,000 objects, and stops
-    the event loop for 0.2 to 0.4 s.
+    the event loop for 0.2 to 0.4 s. check_s: seconds between two calls of `is_ready`.
     """
     while not is_ready():  # noqa: ASYNC110 (roles report readiness by a function)
         await asyncio.sleep(check_s)
@@ -59,14 +59,15 @@ async def freeze_heap(is_ready: Callable[[], bool], check_s: float = 1.0) -> Non
 
 
 def make_home(scratch: Path) -> None:
-    """Set the variables of `home_variables` in this process."""
+    """Give this process a writable home folder and a user name where it has none, by the variables of `home_variables`."""
     os.environ.update(home_variables(scratch))
 
 
 def home_variables(scratch: Path) -> dict[str, str]:
-    """Return the environment variables that this process lacks, and create the folder that they name.
+    """Return environment variables that give this process a writable home folder and a user name; empty if it has both.
 
-    HOME, `<scratch>/home`, if the process cannot write to its home folder; USER and LOGNAME if its user has no name.
+    HOME is `<scratch>/home`, which this function creates; it is set if the process cannot write to its present home folder. USER and
+    LOGNAME are set if the process's user has no name.
     """
     added: dict[str, str] = {}
     if not _has_home():

@@ -6,7 +6,12 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class RecentSums:
-    """Sums of amounts by key: an amount counts half after `half_life_s`. Sums below `least` are dropped."""
+    """Sums of amounts by key, in which an amount counts less with its age.
+
+    Args:
+        half_life_s: age in seconds at which an amount counts half.
+        least: sums below it are dropped.
+    """
 
     half_life_s: float
     least: float
@@ -14,7 +19,7 @@ class RecentSums:
     _at: float = 0.0
 
     def add(self, amounts: Mapping[str, float], now: float) -> None:
-        """Add amounts by key."""
+        """Add amounts, by key, to the sums. now: not before that of earlier calls."""
         self._sums = self.at(now)
         self._at = now
         for key, amount in amounts.items():

@@ -23,7 +23,9 @@ _log = logging.getLogger(__name__)
 class Reporter:
     """Publishes a report every `interval_s` seconds, and at once after `changed`.
 
-    address: role and pool. compose: builds the report; its argument is the worker's resident memory in bytes.
+    Args:
+        address: role and pool.
+        compose: builds the report; its argument is the worker's resident memory in bytes.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Reporter:
         return self._rss_bytes
 
     async def withdraw(self) -> None:
-        """Delete this replica's report."""
+        """Delete this replica's report. If the bus is unavailable, the report stays until it expires."""
         try:
             await (await self._open()).delete(self._key)
         except MarlaasError as error:

@@ -20,13 +20,16 @@ class RoleContext:
 
     Attributes:
         name: the replica's name, the same after a restart (as a StatefulSet's pod).
+        bus: the connection to the bus.
+        blobs: the blob store; its failures are recorded in `waits`.
         scratch: a local folder for this worker alone.
         stop: set when the process is asked to stop; the role then drains and returns.
         now: clock in Unix seconds.
         metrics: where the role registers its health and metrics.
         creds: file of the bus credentials; None: no credentials.
-        shares_cpu: whether the role may change the CPU share of its session, which has no other processes than its own.
-        waits: failures because of which jobs wait, by job; `blobs` records failures of the blob store there.
+        shares_cpu: whether the role may change the CPU share of its session (`cpu_shares.set_share`). Set where one machine runs all roles,
+            each in a session of its own.
+        waits: failures because of which jobs wait on this replica, by job.
     """
 
     name: str

@@ -31,16 +31,20 @@ class _Failure:
 
 @dataclass(slots=True)
 class Waits:
-    """The failures because of which jobs wait on this replica, by job and cause. now: clock in unix seconds."""
+    """Records the failures because of which jobs wait on this replica. A failure's key is the job's uid and the call or document that fails.
+
+    now: clock in unix seconds.
+    """
 
     now: Callable[[], float] = time.time
     _failures: dict[Cause, _Failure] = field(default_factory=dict)
     _pending: dict[object, tuple[str, str, float]] = field(default_factory=dict)
 
     def note(self, uid: str, cause: str, error: Retryable, began: float | None = None) -> None:
-        """Record a failure that the caller retries. An error without `reason` passes too soon to be recorded.
+        """Record a failure that the caller retries. An error whose `reason` is None is not recorded, because it passes soon.
 
         Args:
+            uid: of the job that waits.
             cause: the call or document that fails.
             began: unix seconds at which the failed call began; None: now.
         """
@@ -57,7 +61,13 @@ class Waits:
 
     @asynccontextmanager
     async def watched(self, uid: str, call: str, name: str) -> AsyncIterator[None]:
-        """Record the blob store's call in the block while it lasts, and its failure. call: such as `read`. name: of the blob or folder."""
+        """Record a call of the blob store, made inside the context, while it has no answer; record also its failure.
+
+        Args:
+            uid: of the job that owns the blob; empty for none.
+            call: word for the call, such as `read`.
+            name: of the blob or folder.
+        """
         token, began = object(), self.now()
         self._pending[token] = uid, f"{call} of {name}", began
         try:
@@ -71,7 +81,7 @@ class Waits:
             del self._pending[token]
 
     def reported(self) -> dict[str, JobWait]:
-        """Return, by job uid, what has lasted longest: a failure, or a call without an answer for more than `SILENT_S`."""
+        """Return, by job uid, the wait that has lasted longest: for a failure to end, or for a call that has had no answer for `SILENT_S`."""
         now = self.now()
         busy = {uid for uid, _, _ in self._pending.values()}
         self._failures = {

@@ -29,7 +29,10 @@ _USER = (ChatMessage(role="user", content="two and two?"),)
 
 
 class EndingTokenizer(ReadingTokenizer, Protocol):
-    """Tokenizer interface of the rollout role, with the end tokens of replies. Implemented by `tokenizer.PretrainedTokenizer`."""
+    """Tokenizer interface of the rollout role. Implemented by `tokenizer.PretrainedTokenizer`.
+
+    end_ids: ids of the tokens that end a reply.
+    """
 
     @property
     def end_ids(self) -> frozenset[int]: ...
@@ -40,16 +43,22 @@ class EndingTokenizer(ReadingTokenizer, Protocol):
         ...
 
     def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """Render a conversation that ends with a complete assistant's message. Raises BadAppend."""
+        """Render a conversation that ends with a complete assistant's message. tools: JSON texts of functions. Raises BadAppend."""
         ...
 
     def for_job(self, template: ChatTemplateSettings) -> "EndingTokenizer":
-        """Return a copy of this tokenizer, which has the pool's chat template, with a job's template instead. Raises InvalidInput."""
+        """Return a copy of this tokenizer with a job's chat template in place of the pool's. Raises InvalidInput.
+
+        template: the job's settings. If they choose no template, the pool's stays. Their variables (`kwargs`) are merged over the pool's.
+        """
         ...
 
 
 def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
-    """Return descriptions of the replies after which the template rewrites earlier turns. Empty without a usable template."""
+    """Return descriptions of the typical replies after which the tokenizer's template rewrites earlier turns.
+
+    Empty if there is no such reply, or the tokenizer has no usable template.
+    """
     try:
         ends = sorted(tokenizer.end_ids)
         return tuple(words for words, text in _REPLIES.items() if all(_rewrites(tokenizer, text, end) for end in ends))
@@ -58,14 +67,14 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
 
 
 def warnings(tokenizer: EndingTokenizer) -> Mapping[str, str]:
-    """Return the warnings about a tokenizer's template, by reason (REASON, NO_PROMPT)."""
+    """Return the warnings about a tokenizer's template, by the reason of the event (REASON, NO_PROMPT); empty if there are none."""
     found = rewritten(tokenizer)
     texts = {REASON: _REWRITES.format(", ".join(found)) if found else "", NO_PROMPT: tokenizer.frame.problem}
     return {reason: text for reason, text in texts.items() if text}
 
 
 def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
-    """Return whether the template rewrites a reply within two turns. Some keep the last reply, and rewrite the one before it.
+    """Return whether the template rewrites a reply within two turns. Some templates keep the last reply, and rewrite the one before it.
 
     text: the reply. end: id of its end token.
     """

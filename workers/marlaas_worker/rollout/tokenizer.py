@@ -49,13 +49,13 @@ class PretrainedTokenizer:
         frame: the text that the chat template writes around a reply.
         ends: the tokens that end a reply, by their source: the model's configuration files, the tokenizer or the chat template.
         end_ids: the ids of all tokens in `ends`.
-        folder: the model's folder.
+        folder: the model's folder; set by `load`.
         settings: the chat template settings in use, with a job's settings merged over the pool's.
 
     Args:
         tokenizer: transformers' tokenizer, with the chat template.
-        configured: end tokens that the model's configuration files name.
-        kwargs: variables that the template reads.
+        configured: end tokens that the model's configuration files name; None: none.
+        kwargs: variables that the template reads; None: none.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class PretrainedTokenizer:
         """Load a model folder's tokenizer; takes seconds. Raises TokenizerUnreadable, TemplateUnusable, TemplateRefused.
 
         Args:
+            model_path: a folder in Hugging Face format.
             template: the pool's choice of a chat template; None: the model's own.
         """
         try:
@@ -90,7 +91,7 @@ class PretrainedTokenizer:
         return own
 
     def for_job(self, template: ChatTemplateSettings) -> "PretrainedTokenizer":
-        """Return a copy of this tokenizer, which has the pool's chat template, with a job's template instead. The vocabulary is the same.
+        """Return a copy of this tokenizer with a job's chat template in place of the pool's (`templates.EndingTokenizer.for_job`).
 
         Raises TemplateUnusable, TemplateRefused.
         """

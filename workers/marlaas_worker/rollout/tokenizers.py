@@ -26,7 +26,7 @@ class Tokenizers:
         return 1 + len(self._made)
 
     async def of(self, document: JobDocument) -> EndingTokenizer:
-        """Return a job's tokenizer. Raises NoChatTemplate if the job's chat template does not exist or is refused."""
+        """Return the tokenizer with a job's chat template; make it if there is none. Raises NoChatTemplate if the template is missing or refused."""
         settings = document.spec.rollout.chat_template
         if settings == _NONE:
             return self.pool
@@ -43,7 +43,7 @@ class Tokenizers:
         return await asyncio.to_thread(lambda: self.pool.vocabulary)
 
     def further_ends(self, tokenizer: EndingTokenizer) -> frozenset[int]:
-        """Return the end tokens of a job's tokenizer that must be sent with a request: the engine knows only those of the pool's tokenizer."""
+        """Return the end tokens of a job's tokenizer that the pool's lacks. Requests must name them: the engine does not know them."""
         return tokenizer.end_ids - self.pool.end_ids
 
     def keep(self, documents: Iterable[JobDocument]) -> None:

@@ -37,7 +37,7 @@ class TurnLost(Permanent):
 
 
 class TurnUnseen(Retryable):
-    """A turn that is to be scored is not recorded, or the replica of the stream that answered does not have it yet."""
+    """A turn that is to be scored is not recorded yet, or the server of the bus that answered has not received it yet."""
 
 
 class TurnLog:
@@ -58,7 +58,7 @@ class TurnLog:
         return f"the stream {subjects.TURNS} is full" if self._waiting else f"the stream {subjects.TURNS} has room"
 
     async def find(self, namespace: str, job: str, episode: str, number: int) -> Turn | None:
-        """Return a recorded turn; None if it is not recorded. Raises BusUnavailable, and as `wire.unpack`."""
+        """Return the turn with this number in an episode; None if it is not recorded. Raises BusUnavailable, and as `wire.unpack`."""
         stored = await self._bus.last(subjects.TURNS, subjects.turn(namespace, job, episode, number))
         return None if stored is None else await self._read(stored)
 
@@ -69,10 +69,12 @@ class TurnLog:
         return {turn.turn: turn for turn in turns}
 
     async def record(self, job: ServedJob, turn: Turn) -> Turn:
-        """Store a turn of a job unless it is already stored; return the stored one.
+        """Store a turn, and return it. If a turn with its episode and number is stored already, return that turn instead.
 
         Retries with backoff, until cancelled, while the bus or the blob store is unavailable, the store refuses the
-        credentials, or the stream is full.
+        credentials, or the stream is full. Raises TurnLost.
+
+        job: the state of the turn's job; the stored bytes are added to its `turn_bytes`.
         """
         name = request_id(turn.episode, turn.turn)
         limit = self._bus.max_payload_bytes - _HEADROOM_BYTES
@@ -147,15 +149,19 @@ class TurnLog:
 
 
 def knows_parent(job: ServedJob, request: GenerateRequest) -> bool:
-    """Return whether the conversation that the request continues is cached, or the request begins one."""
+    """Return whether the conversation that a request continues is cached; True also if the request begins a conversation."""
     return request.parent is None or (request.agent, request.episode, request.parent) in job.histories
 
 
 def add_history(job: ServedJob, turn: GenerateRequest | Turn, conversation: Conversation) -> None:
-    """Cache the conversation after a turn.
+    """Cache the conversation that ends with a turn.
 
-    It replaces the conversation that the turn continues, so that an episode without branches takes one entry. If a second turn
-    continues the replaced conversation, `TurnLog.parent` restores that from the stream. It is then kept, because more turns may continue it.
+    The new entry replaces that of the parent turn, so that an episode without branches takes one entry. If a second turn has the same
+    parent, `TurnLog.parent` restores the parent's entry from the stream. That entry is then not replaced, because more turns may continue it.
+
+    Args:
+        job: the state of the turn's job, with the cache.
+        turn: the turn's record or request.
     """
     if turn.parent is not None:
         replaced = turn.agent, turn.episode, turn.parent
@@ -170,7 +176,9 @@ def _add(job: ServedJob, key: tuple[str, str, int], history: History) -> None:
 
 
 def require_same(turn: Turn, request: GenerateRequest) -> Turn:
-    """Return the recorded turn. Raises RequestRefused if its agent, parent or content differ from the request's.
+    """Check that a recorded turn is the one that a request asks for, and return it.
+
+    Raises RequestRefused if agent, parent or content of the turn differ from the request's.
 
     After a crash of the bus a task may be played twice under the same names, and the environment may write other texts
     in the second play. The recorded reply answers the other play's text: this play would score it, and it would be
@@ -198,7 +206,13 @@ def _weight(conversation: Conversation) -> int:
 
 
 def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:
-    """Return a turn and its ancestors, newest first. Raises RequestRefused if one is missing or another agent's."""
+    """Return a turn and its ancestors, newest first. Raises RequestRefused if one is missing or another agent's.
+
+    Args:
+        turns: the turns of the episode, by number.
+        number: of the turn.
+        request: names the agent, and the episode for the error text.
+    """
     lineage: list[Turn] = []
     following: int | None = number
     while following is not None:

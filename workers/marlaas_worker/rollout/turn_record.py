@@ -18,15 +18,17 @@ COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "tur
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Inputs of one generation or score.
+    """Inputs of one generation, or of one score: the logprobs of given tokens.
 
     Attributes:
-        served: the agent that generates, with the job's document.
+        request: the request for the turn.
+        served: the agent that generates or scores, with the job's document.
         job: the job's state on this replica.
-        tokenizer: with the job's chat template.
+        tokenizer: with the job's chat template; for a score, the pool's.
         adapter: the version that samples the turn or scores the prompt.
+        prompt: the turn's prompt; for a score, the segment whose tokens are scored.
         began: when the request arrived, or the scoring of this segment began, on the loop's clock.
-        num_preemptions: number of preemptions of the job before this generation.
+        num_preemptions: number of the job's preemptions before this generation or score.
         vocabulary: digest of the tokenizer's vocabulary, for the record; empty if the job does not distil.
     """
 
@@ -53,7 +55,7 @@ class Order:
     def max_tokens(self, limits: EngineLimits) -> int:
         """Return the most tokens that may be generated: the least of the request's limit, the job's limit and the room in the context window.
 
-        A result of 0 or less means that the prompt leaves no room, so nothing can be generated.
+        The result is 0 or negative if the prompt leaves no room for a reply. limits: of the engine.
         """
         most = self.served.document.spec.sampling(self.request.group).max_tokens
         return min(self.request.max_tokens or most, most, self.prompt.room(limits.max_model_len))
@@ -64,10 +66,12 @@ class Drawn:
     """Result of one generation or score: the completion, and the time that it took.
 
     Attributes:
-        sha256: of the adapter's tensors file.
-        queue_s, engine_s: seconds from `Order.began` until the request entered the engine, and in the engine.
+        completion: the tokens and logprobs; for a score, the logprobs only.
+        sha256: hash (hex) of the adapter's tensors file.
+        queue_s: seconds from `Order.began` until the request entered the engine.
+        engine_s: seconds in the engine.
         share_s: the request's share of the engine's time, in seconds (`Meter.share_s`).
-        context_tokens: length of the context window, if the prompt does not fit; else 0.
+        context_tokens: size of the context window in tokens, if the prompt leaves no room in it for a reply; else 0.
     """
 
     completion: Completion
@@ -79,10 +83,16 @@ class Drawn:
 
 
 def turn_record(order: Order, drawn: Drawn, reply: ReadReply, replica: str, at: float) -> Turn:
-    """Return a generated turn's record. A prompt beyond the context window was not fed to the engine, so its ids are left out.
+    """Return a generated turn's record.
+
+    A prompt that left no room in the context window was not given to the engine. The record then has no ids, and a long append is
+    shortened (`conversation.beginning`).
 
     Args:
+        order: inputs of the generation.
+        drawn: its result.
         reply: the parsed completion.
+        replica: this replica's name.
         at: now, in unix seconds.
     """
     request, prompt, completion = order.request, order.prompt, drawn.completion
@@ -128,7 +138,9 @@ def demonstrated_record(
     """Return the record of a turn with a demonstrated reply: no version has sampled the reply, so it has no cost and no logprobs.
 
     Args:
+        demonstration: the turn's prompt and reply as token ids.
         reply: the parsed demonstration.
+        replica: this replica's name.
         at: now, in unix seconds.
     """
     prompt, completion = demonstration.prompt, demonstration.completion

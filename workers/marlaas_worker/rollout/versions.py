@@ -27,9 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class Versions:
-    """Reconciles the engine's slots with the newest and the requested versions.
+    """Loads the requested and the newest versions into the engine's slots, proves them, and evicts others for them.
 
-    changed: called when the set of proven versions changes.
+    Args:
+        adapter_cache: the adapters' files on this machine's disk.
+        jobs: the state of each job on this replica.
+        emitter: queues events for the owners of jobs.
+        changed: called when the set of proven versions changes.
 
     Attributes:
         proven: the versions in the slots, and the requests that wait for versions.
@@ -69,7 +73,10 @@ class Versions:
         return f"no free slot: all {self.proven.num_slots} hold versions in use or needed soon"
 
     def charge_slots(self, served: Collection[JobRef], now: float) -> None:
-        """Count slot seconds, from `now` on, for agents of these jobs only. served: the admitted jobs that are not deleted."""
+        """Charge agents for the seconds for which their versions have a slot, from `now` on only agents of the jobs in `served`.
+
+        served: the admitted jobs that are not deleted.
+        """
         for version in self.proven.resident.values():
             version.charge_slot(version.agent.ref.job in served, now)
 
@@ -96,7 +103,10 @@ class Versions:
                 await wait_for(self.proven.wake, self._until_review())
 
     async def _step(self, loads: asyncio.TaskGroup) -> None:
-        """Run one round: plan (`plan_pages`), begin the evictions and loads, and wake requests whose version takes requests again."""
+        """Run one round: plan (`plan_pages`), begin the evictions and loads, and wake requests whose version takes requests again.
+
+        loads: the group in which their tasks run.
+        """
         while self._to_discard:
             await self._adapter_cache.discard(self._to_discard.pop())
         if not self._engine.up:
@@ -163,7 +173,8 @@ class Versions:
     def _evict(self, evictions: asyncio.TaskGroup, version: Version) -> None:
         """Stop giving a version to requests, and begin to unload it.
 
-        Loads that begin later wait until it is unloaded, so that the engine has a free slot for them.
+        Loads that begin later wait until it is unloaded, so that the engine has a free slot for them. evictions: the group in which the
+        unloading runs.
         """
         assert version.slot is not None
         loaded = version.slot.loaded
@@ -195,7 +206,10 @@ class Versions:
             )
 
     async def _load(self, version: Version, slot: Slot) -> None:
-        """Load and prove a version in the slot taken for it. After an error the version is not served (`_failed`); the role continues."""
+        """Load and prove a version. After an error, `_failed` plans another attempt or refuses the version; the role continues.
+
+        slot: the one that was taken for the version.
+        """
         incarnation, is_reload = self._engine.incarnation, version.has_served
         was_proven, before = version.was_proven, set(self._unloading)
         try:

@@ -13,7 +13,10 @@ from marlaas_worker.rollout.engine_progress import Cell, attach_counters
 
 
 class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
-    """Replaces vLLM's class that adds the adapters' outputs in linear layers. Groups rows by slot once per forward pass, not in each layer."""
+    """Replaces vLLM's class that adds the adapters' outputs in linear layers. A row is one token of the batch.
+
+    Groups rows by slot once per forward pass, not in each layer.
+    """
 
     _rows: SlotRows
 

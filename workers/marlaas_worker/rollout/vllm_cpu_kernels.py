@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 
 PROVIDER = "cpu_c"
 _WIDTH = 16
-"""Most values of the vectors in which the norm kernels compute a row. They refuse rows that do not divide into such vectors."""
+"""Largest vector of the norm kernels, in values. A kernel refuses rows whose length is not a multiple of its vector's length."""
 SMALL = 1 << 17
 """Most elements of a float32 weight that counts as small: half a MiB, which a core's cache holds."""
 

@@ -57,6 +57,8 @@ class VllmEngine:
     """Implements `engine.Engine` with vLLM. Raises InvalidInput if the folder contains no model, or as `vllm_settings`.
 
     Args:
+        model: folder of the base model.
+        spec: the pool's.
         end_ids: tokens that end a generation.
         scratch: folder for vLLM's log and other files of the engine.
         may_fork: whether the first core process may be forked from this one. On a GPU, it is forked only if `vllm_fork.obstacle` finds none.
@@ -218,7 +220,13 @@ class VllmEngine:
     ) -> list[Any]:
         """Run a request, and return vLLM's outputs (RequestOutput) in order; the last one has the finish reason.
 
-        params: vLLM's SamplingParams. Raises EngineDown, PromptInvalid, Retryable.
+        Args:
+            request: the request's id in vLLM, unique.
+            ids: of the prompt.
+            params: vLLM's SamplingParams.
+            start: callback and limits from the first output on.
+
+        Raises EngineDown, PromptInvalid, Retryable.
         """
         incarnation = self._alive()
         prompt = {"prompt_token_ids": ids.tolist()}
@@ -236,9 +244,9 @@ class VllmEngine:
 
 
 def _judge_silent(incarnation: EngineIncarnation, silent_s: float) -> None:
-    """Declare an engine down that does not answer, if it has not computed since it was asked, or has exceeded the bound for one step.
+    """Declare an engine that does not answer down if it has not computed since it was asked, or has exceeded the bound for one step.
 
-    silent_s: seconds since it was asked.
+    silent_s: seconds since the engine was asked.
     """
     found, bound_s = incarnation.standstill(True), incarnation.progress.busy_bound_s
     if found.quiet_s >= silent_s:
@@ -272,10 +280,11 @@ class _Start:
 async def _all(streamed: Any, start: _Start, abort: Callable[[], Awaitable[None]]) -> list[Any]:
     """Collect the outputs of a request until vLLM ends it.
 
-    Once the time limit has passed, or the reply contains a stop string, abort the request; its last output then has the tokens so far.
+    Once the time limit has passed, or the reply contains a stop string, abort the request. The outputs then have the tokens sampled so far.
 
     Args:
         streamed: vLLM's RequestOutputs, each with the tokens since the one before.
+        start: callback for the first output, time limit and stop strings.
         abort: aborts the request in vLLM, which then ends the stream.
     """
     outputs: list[Any] = []
@@ -311,7 +320,7 @@ def _rank(adapter: LoadedAdapter) -> int:
 
 
 def refusal(adapter: LoadedAdapter, error: Exception) -> Exception:
-    """Return this role's error for vLLM's error about an adapter.
+    """Translate vLLM's error about an adapter into this role's; return EngineDown, OutOfMemory or LoadFailed.
 
     Device errors become EngineDown or OutOfMemory, not LoadFailed: a refused adapter is never served again.
     """

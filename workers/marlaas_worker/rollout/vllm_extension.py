@@ -30,7 +30,17 @@ class AdapterSlots:
     model_runner: Any
 
     def marlaas_load(self, name: str, slot_id: int, folder: str, rank: int) -> str:
-        """Load an adapter, and return the digest of its slot. After an error the slot is free. Raises vLLM's errors, and as `marlaas_slot_digest`."""
+        """Load an adapter, and return the digest of its slot. After an error the slot is free.
+
+        Args:
+            name: the adapter's name in the engine.
+            slot_id: the number that identifies the adapter in vLLM (`lora_int_id`).
+            folder: of the adapter's files.
+            rank: of the adapter.
+
+        Raises:
+            LookupError, ValueError: as `marlaas_slot_digest`; also vLLM's own errors.
+        """
         from vllm.lora.request import LoRARequest
 
         try:
@@ -43,7 +53,11 @@ class AdapterSlots:
             raise
 
     def marlaas_slot_digest(self, slot_id: int, rank: int) -> str:
-        """Return the digest (`adapters.slot_digest`) of the slot that holds an adapter. rank: of the adapter.
+        """Return the digest (`adapters.slot_digest`) of the slot that holds an adapter.
+
+        Args:
+            slot_id: the number that identifies the adapter in vLLM (`lora_int_id`).
+            rank: of the adapter.
 
         Raises:
             LookupError: no slot holds the adapter.
@@ -56,7 +70,13 @@ class AdapterSlots:
 
 
 def _held(manager: Any, index: int, rank: int) -> Iterator[tuple[str, Kind, torch.Tensor]]:
-    """Yield (module, kind, tensor) of the slot at `index`, with packed layers (qkv_proj) split into their parts (q, k, v)."""
+    """Yield (module, kind, tensor) of a slot, with packed layers (qkv_proj) split into their parts (q, k, v). Raises as `marlaas_slot_digest`.
+
+    Args:
+        manager: vLLM's manager of adapters.
+        index: position of the slot in the layers' tensors.
+        rank: of the adapter in the slot; tensors are cut to it.
+    """
     for name, layer in manager.modules.items():
         if getattr(layer, "tp_size", 1) != 1:
             raise ValueError("slots cannot be read back under tensor parallelism")
@@ -100,7 +120,8 @@ def _open_owner() -> int:
 def _die_with_owner(core: int | None) -> None:
     """Wait until the owner exits, then kill vLLM's engine core and this process.
 
-    The core is killed too, because it would otherwise wait for requests for ever.
+    The core is killed too, because it would otherwise wait for requests for ever. core: its pidfd; None: this process is the core, or the
+    core has exited.
     """
     with contextlib.suppress(OSError):
         select.select([_open_owner()], [], [])

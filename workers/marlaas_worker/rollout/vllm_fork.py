@@ -42,7 +42,7 @@ def obstacle() -> str:
 
 @contextmanager
 def forking(threads: int) -> Iterator[None]:
-    """Prepare every process that is forked in this context as a core process with this number of compute threads."""
+    """Make every process that is forked in this context a core process (`_leave_role`). threads: number of its compute threads."""
     global _threads
     before, _threads = _threads, threads
     try:
@@ -52,7 +52,10 @@ def forking(threads: int) -> Iterator[None]:
 
 
 def _leave_role() -> None:
-    """Run in every forked process; do nothing unless it is a core process."""
+    """Remove the role's signal handlers and connections from a forked core process, and apply vLLM's settings to it.
+
+    Runs in every forked process, and does nothing in one that is not a core process.
+    """
     if _threads is None:
         return
     # Otherwise a signal to this process would wake the role's event loop, which would take the signal for its own.

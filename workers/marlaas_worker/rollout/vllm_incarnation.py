@@ -49,10 +49,11 @@ class EngineIncarnation:
 
     Attributes:
         llm: vLLM's AsyncLLM; None after `end`.
-        down: set to the reason when the processes have exited or were given up.
+        down: future whose result is the reason why the processes have exited or were given up; pending while they run.
         kv_tokens: tokens that fit into the KV cache, without the one block that holds no request's tokens.
         step_tokens: most tokens of one step.
         num_calls: calls that wait for vLLM's answer.
+        progress: watches whether vLLM's counters move while it has work.
         processes: vLLM's processes, the core first.
     """
 
@@ -74,7 +75,7 @@ class EngineIncarnation:
         self.processes = tuple(owners + [child for owner in owners for child in owner.children(recursive=True)])
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await vLLM's answer. Raises EngineDown if vLLM exits first: vLLM's own calls would then wait for ever.
+        """Await the answer of a call to vLLM (`work`). Raises EngineDown if vLLM exits first: vLLM's own calls would then wait for ever.
 
         Also raises PromptInvalid if vLLM refuses the request, and vLLM's other errors if it continues to run.
         """
@@ -114,13 +115,13 @@ class EngineIncarnation:
         return total
 
     def declare_down(self, reason: str) -> None:
-        """Set `down`, with the reason and the first error in vLLM's log."""
+        """Set `down`, with the reason and the first error in vLLM's log. Does nothing if `down` is set already."""
         if not self.down.done():
             words = first_error(self._log, self._answered)
             self.down.set_result(f"{reason}: {words}" if words else reason)
 
     async def end(self) -> None:
-        """End every process of this incarnation, and release vLLM's objects. Pending calls raise EngineDown."""
+        """End every process of this incarnation, and release vLLM's objects. Pending calls raise EngineDown. May be called only once."""
         was_down = self.down.done()
         self.declare_down("the engine was stopped")
         for core in self._cores:
@@ -146,12 +147,18 @@ class EngineIncarnation:
 
 
 def _done() -> None:
-    """Replace `AsyncLLM.shutdown` once the engine is shut down: a second call must do nothing."""
+    """Do nothing. Replaces `AsyncLLM.shutdown` once the engine is shut down, because `AsyncLLM.__del__` calls it again."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A running engine (vLLM's AsyncLLM), its counters, and the seconds for which they may stand still while it computes."""
+    """A running engine.
+
+    Attributes:
+        llm: vLLM's AsyncLLM.
+        counters: of the engine's work.
+        busy_bound_s: most seconds that a healthy engine computes while the counters stand still.
+    """
 
     llm: Any
     counters: EngineCounters

@@ -41,6 +41,9 @@ class CountingAsyncScheduler(CountsWork, AsyncScheduler):  # type: ignore[misc]
 
 
 def open_scheduler(*, vllm_config: Any, **options: Any) -> Scheduler:
-    """Build the scheduler for an engine. vLLM's settings decide whether it schedules asynchronously."""
+    """Build the scheduler for an engine: CountingAsyncScheduler if vLLM's settings ask for asynchronous scheduling, else BufferingScheduler.
+
+    options: vLLM's other arguments for its scheduler classes.
+    """
     kind = CountingAsyncScheduler if vllm_config.scheduler_config.async_scheduling else BufferingScheduler
     return kind(vllm_config=vllm_config, **options)

@@ -60,6 +60,9 @@ class VllmSettings:
     """All inputs of an engine's start; they do not change at a restart.
 
     Attributes:
+        model: the base model.
+        spec: the pool's.
+        limits: the engine's slots, lengths and dtype, resolved from spec and model.
         scratch: folder of the engine's log and other files.
         cache_bytes: size of the KV cache.
     """
@@ -82,7 +85,10 @@ class VllmSettings:
 
 
 def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSettings:
-    """Choose the settings that the pool leaves open. Raises InvalidInput if the pool's spec is not supported, or does not fit the card."""
+    """Return the start settings of an engine: those of the pool's spec, and chosen ones where the spec leaves them open.
+
+    scratch: folder of the engine's log and other files. Raises InvalidInput if the spec is not supported, or does not fit the GPU.
+    """
     if spec.tensor_parallel_size > 1:
         raise InvalidInput("tensorParallelSize above 1: slots cannot yet be proven under tensor parallelism; use 1")
     check_gpus(spec.rollout.gpus)
@@ -103,9 +109,17 @@ def vllm_settings(model: ModelFolder, spec: PoolSpec, scratch: Path) -> VllmSett
 
 
 def choose_cache_bytes(model: Path, spec: PoolSpec, card: Card | None) -> int:
-    """Return the bytes of the KV cache: those that the pool sets, or else what the GPU has left beside the rest of `engine_plan`.
+    """Return the size of an engine's KV cache in bytes.
 
-    card: the GPU's memory; None on a CPU, where a default replaces what is left. Raises InvalidInput if an engine needs more than that.
+    It is the pool's setting, if there is one. Otherwise it is a default on a CPU, and on a GPU the usable free memory that the rest of the
+    engine does not need (`engine_plan`).
+
+    Args:
+        model: folder of the base model.
+        card: the GPU's memory; None on a CPU.
+
+    Raises:
+        InvalidInput: an engine needs more memory than the GPU has.
     """
     if card is None:
         return cache_bytes(spec)
@@ -126,7 +140,10 @@ def _card() -> Card:
 
 
 def choose_threads(wanted: int | None, num_cores: int) -> int:
-    """Return the number of compute threads: `wanted`, or all cores but one, which is left to the trainer, NATS and the sandboxes."""
+    """Return the number of compute threads: `wanted`, or if it is None, one for each core but one.
+
+    One core is left to the trainer, NATS and the sandboxes.
+    """
     return wanted or max(1, num_cores - 1)
 
 
@@ -157,7 +174,7 @@ def environment(settings: VllmSettings, forks: bool) -> dict[str, str]:
 
 
 def engine_arguments(settings: VllmSettings, log_config: Path) -> dict[str, Any]:
-    """Return the keyword arguments of `AsyncEngineArgs`.
+    """Return the keyword arguments of `AsyncEngineArgs`. log_config: file of the logging configuration.
 
     vLLM gets one slot more than `limits.slots`: with all slots full, its `add_lora` may evict an adapter in use. For the
     same reason, its host cache of adapters has twice as many places as it has slots.
@@ -211,8 +228,8 @@ def graph_sizes(max_num_seqs: int) -> list[int]:
 def adaptable_layers(model: Path) -> set[str]:
     """Return the names of the linear layers (such as `q_proj`) that adapters may have.
 
-    These are all linear layers but embeddings, head, routers and experts, read from the shapes in the model's
-    safetensors headers. Raises InvalidInput if there are none.
+    These are all linear layers except embeddings, head, routers and experts. They are read from the headers of the model's safetensors
+    files. Raises InvalidInput if there are none. model: folder of the base model.
     """
     weights = (name.removesuffix(".weight") for name, shape in _shapes(model) if len(shape) == 2)
     names = {weight.rpartition(".")[2] for weight in weights if is_adaptable(weight)}
@@ -241,7 +258,7 @@ def _shapes(model: Path) -> Iterator[tuple[str, list[int]]]:
 
 
 def write_log_config(settings: VllmSettings) -> Path:
-    """Start a new log, keep the previous one, and write the logging configuration of all vLLM processes; return its path."""
+    """Start a new log, and keep the previous one; write the logging configuration for vLLM's processes, and return that file's path."""
     settings.scratch.mkdir(parents=True, exist_ok=True)
     if settings.log.exists():
         settings.log.replace(settings.log.with_suffix(".before.log"))
@@ -279,8 +296,11 @@ def first_error(log: Path, since: int = 0) -> str:
 def start_failure(words: str, log: Path) -> Permanent:
     """Return the error of a failed start: InvalidInput if another start would fail in the same way, else Permanent.
 
-    Another start fails alike if the error's kind is in _LASTING, unless it is about memory, which may become free.
-    words: vLLM's error, `<kind>: <text>`.
+    Another start fails alike if the error's kind is in _LASTING, unless the error is about memory, which may become free.
+
+    Args:
+        words: vLLM's error, `<kind>: <text>`.
+        log: vLLM's log, named in the error's text.
     """
     kind, text = words.partition(":")[0].rpartition(".")[2], f"vLLM did not start: {words} (its log: {log})"
     return Permanent(text) if "memory" in words.lower() or kind not in _LASTING else InvalidInput(text)
