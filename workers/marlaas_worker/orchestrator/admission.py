@@ -37,9 +37,12 @@ RECONSIDER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether one waiting job is admitted, and why. A job that is not admitted is queued or suspended.
+    """The decision on one waiting job.
 
-    reason: a `Reason`, in CamelCase. message: text for people.
+    Attributes:
+        admitted: whether the job starts now. If not, it stays queued, held or suspended.
+        reason: why, as a value of `Reason`.
+        message: the reason in a sentence for people.
     """
 
     admitted: bool
@@ -51,7 +54,10 @@ class Admission:
 class TenantTerms:
     """A tenant's weight and quota.
 
-    weight: for the order of admissions, what a tenant holds and has used is divided by it. So weight 2 entitles to twice as much as weight 1.
+    Attributes:
+        weight: a tenant with weight 2 is entitled to twice as much as one with weight 1. For the order of admissions, the tenant's share of
+            the pools and its past use are divided by the weight.
+        quota: the tenant's limits; none by default.
     """
 
     weight: float = 1.0
@@ -113,7 +119,7 @@ ADMITTED = Admission(True, Reason.ADMITTED, "running")
 class AdmissionQueue:
     """Decides which waiting jobs are admitted and which running jobs are preempted.
 
-    Between decisions, it keeps the tenants' past use, and the preemptions whose victims have not all stopped.
+    Between decisions, it keeps the tenants' past use, and the preemptions in progress: those for which running jobs still have to stop.
     """
 
     def __init__(self) -> None:
@@ -127,7 +133,8 @@ class AdmissionQueue:
     def decide(self, scene: AdmissionScene) -> AdmissionDecision:
         """Decide for every waiting job whether it is admitted now, or why it waits, and which running jobs must stop.
 
-        No job is started or stopped here: the caller carries out the decision. The last one is reused while it holds (`AdmissionScene.stands_for`).
+        No job is started or stopped here: the caller carries out the decision. While the last decision holds (`AdmissionScene.stands_for`), it
+        is returned again.
         """
         if self._last is not None and self._last[0].stands_for(scene):
             return self._last[1]
@@ -195,13 +202,15 @@ class AdmissionQueue:
     ) -> set[str]:
         """Continue the preemptions in progress; return the uids of the jobs for which units are reserved.
 
-        Reserve units for a preemptor while any of its victims runs; admit it once they have all stopped. This does not check the pool's
-        free units again, even if the pool has become smaller: the victims have freed what the preemptor needs. A preemption ends, and
-        its victims keep running, if the preemptor no longer waits or is over its quota.
+        The preemptor is the waiting job; its victims are the running jobs that must stop for it. While any victim runs, the preemptor's
+        units are reserved. Once all victims have stopped, the preemptor is admitted. This does not check the pool's free units again, even
+        if the pool has become smaller: the victims have freed what the preemptor needs. A preemption is cancelled, and its victims keep
+        running, if the preemptor no longer waits or is over its quota.
 
         Args:
             waiting: demands of queued jobs, by uid.
             running: uids of admitted jobs.
+            order: the round of admissions, in which the units are reserved and the preemptors admitted.
         """
         reserved = set()
         pending, self._victims = self._victims, {}
@@ -289,7 +298,13 @@ def _hindrance(document: JobDocument, pools: Mapping[str, PoolCapacity]) -> Admi
 
 
 def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None:
-    """Return, as text with the needed and the present number, the first need of a job that a pool's replicas do not meet; None if they meet all."""
+    """Return the first need of a job that the replicas of a pool do not meet; None if they meet all.
+
+    It is a text that contains the number that the job needs and the number that the replicas offer.
+
+    Args:
+        name: the pool's name.
+    """
     agents = [one.agent for one in agents_on(name, document)]
     rank, need = (
         max(agent.adapter.rank for agent in agents),
@@ -311,7 +326,8 @@ def _lacking(document: JobDocument, name: str, pool: PoolCapacity) -> str | None
 def terms_of(documents: Iterable[tuple[int, JobDocument]]) -> dict[str, TenantTerms]:
     """Return weight and quota by tenant.
 
-    While the operator rewrites the documents of an edited tenant's jobs, their terms differ; the document with the highest revision counts.
+    Each job's document contains the terms of its tenant. After an edit of a tenant, the operator rewrites these documents one by one, so for
+    a while they differ. The document with the highest revision counts.
 
     Args:
         documents: all job documents, with their revisions in the bucket `jobs`.
@@ -325,7 +341,12 @@ def terms_of(documents: Iterable[tuple[int, JobDocument]]) -> dict[str, TenantTe
 
 
 def stored_bytes(documents: Iterable[JobDocument], progress: Mapping[str, Progress]) -> dict[str, int]:
-    """Return, by tenant, the bytes that its jobs keep in the blob store; no entry for 0. progress: by uid."""
+    """Return, by tenant, the bytes that its jobs keep in the blob store. A tenant whose jobs keep none is absent.
+
+    Args:
+        documents: of all jobs.
+        progress: the jobs' published progress, by uid.
+    """
     total: Counter[str] = Counter()
     for document in documents:
         known = progress.get(document.uid)

@@ -20,7 +20,10 @@ GRAIN = 1 << 12
 SLOTS, KV_CACHE, TRAINER_MEMORY = "adapter slots", "KV cache", "trainer memory"
 
 AGENTS_PER_PLACE = 2
-"""Number of agents that a pool admits for each one that fits a trainer's memory. They take turns; a parked one needs none of it (`trainer.room`)."""
+"""Number of agents that a pool admits for each one that fits a trainer's memory.
+
+The agents take turns; a parked agent needs none of this memory (`trainer.room`).
+"""
 
 Resource = tuple[str, str]
 """A pool's name, and one of `SLOTS`, `KV_CACHE` and `TRAINER_MEMORY`."""
@@ -41,7 +44,7 @@ class PoolCapacity:
         shared_kv_tokens: tokens that admitted jobs may need in all: each cache's tokens times the engine's `agentsPerSlot`; 0 if unknown.
         trainer_bytes: memory of the smallest trainer for adapters, gradients, moments and KL references; 0 if unknown. Memory of several
             trainers is not added up, since any trainer may have to take all agents.
-        bytes_per_rank: part of that memory that one agent needs for each unit of its adapter's rank, without a KL reference.
+        bytes_per_rank: bytes of trainer memory that one agent without a KL reference needs for each unit of its adapter's rank; 0 if unknown.
     """
 
     slots: int
@@ -54,7 +57,7 @@ class PoolCapacity:
     bytes_per_rank: int = 0
 
     def totals(self) -> dict[str, int]:
-        """Return the total of each resource that is known: agents on adapter slots, tokens of KV cache, bytes of trainer memory."""
+        """Return the totals of the known resources, by resource name: agents on adapter slots, tokens of KV cache, bytes of trainer memory."""
         known = {
             SLOTS: self.agents,
             KV_CACHE: self.shared_kv_tokens,
@@ -64,7 +67,7 @@ class PoolCapacity:
 
 
 def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
-    """Return the capacity of each pool that has a ready rollout replica."""
+    """Return the capacities of the pools that have a ready rollout replica, by pool name. reports: of all replicas, ready or not."""
     serving: defaultdict[str, list[ReplicaReport]] = defaultdict(list)
     trainers: defaultdict[str, list[ReplicaReport]] = defaultdict(list)
     for report in reports:
@@ -76,13 +79,13 @@ def capacities(reports: Iterable[ReplicaReport]) -> dict[str, PoolCapacity]:
 
 
 def unserved(document: JobDocument, reports: Iterable[ReplicaReport]) -> str:
-    """Return, as text, which of a job's pools have no ready rollout replica, with the agents there; empty if all have one."""
+    """Return a text that names the job's pools without a ready rollout replica, and the job's agents on them; empty if all pools have one."""
     serving = {one.pool for one in reports if one.role == "rollout" and one.ready}
     return _unready("rollout replica", document, document.pools - serving)
 
 
 def trainerless(document: JobDocument, pools: Set[str], reports: Iterable[ReplicaReport]) -> str:
-    """Return, as text, which of these `pools` of a job have no ready trainer, with the agents there; empty if all have one."""
+    """Return a text that names those of `pools` that have no ready trainer, and the job's agents on them; empty if all pools have one."""
     training = {one.pool for one in reports if one.role == "trainer" and one.ready}
     return _unready("trainer", document, pools - training)
 
@@ -107,7 +110,7 @@ def _capacity(engines: list[ReplicaReport], trainers: list[ReplicaReport]) -> Po
 
 
 def totals(pools: Mapping[str, PoolCapacity]) -> dict[Resource, int]:
-    """Return the total units of each known resource of each pool. pools: capacities by name."""
+    """Return the total units of each known resource of each pool. pools: capacities by pool name."""
     return {
         (pool, name): min(total, GRAIN) for pool, capacity in pools.items() for name, total in capacity.totals().items()
     }
@@ -123,7 +126,12 @@ def trainer_bytes(document: JobDocument, pool: str, capacity: PoolCapacity) -> i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JobDemand:
-    """A job, and `need`: the units of its pools' resources that it holds while it is admitted."""
+    """The units of resources that a job needs.
+
+    Attributes:
+        document: the job's document.
+        need: units of its pools' resources, which the job holds while it is admitted. A pool whose capacity is unknown is absent.
+    """
 
     document: JobDocument
     need: Amounts
@@ -152,13 +160,19 @@ class Demands:
         self._known: dict[str, JobDemand] = {}
 
     def update(self, pools: Mapping[str, PoolCapacity], uids: Iterable[str]) -> None:
-        """Set the pools' capacities, and drop the cached demands of all jobs but `uids`; if a capacity has changed, of all jobs."""
+        """Set the pools' capacities, and drop outdated demands from the cache.
+
+        If a capacity has changed, all demands are dropped. Otherwise, only those of the jobs `uids` are kept.
+
+        Args:
+            pools: present capacities by pool name.
+        """
         before = self._known if pools == self._pools else {}
         self._pools = dict(pools)
         self._known = {uid: before[uid] for uid in uids if uid in before}
 
     def of(self, document: JobDocument) -> JobDemand:
-        """Return the units of each resource that a job needs, as a JobDemand."""
+        """Return the units of each resource that a job needs. They are computed again only if the job's document or a capacity has changed."""
         known = self._known.get(document.uid)
         if known is None or known.document is not document:
             known = self._known[document.uid] = JobDemand(document, _need(document, self._pools))
@@ -198,7 +212,12 @@ def _kv_tokens(document: JobDocument, capacity: PoolCapacity) -> int:
 class Space:
     """Free units of the pools, and the test whether a job that is admitted now can delay another one that waits.
 
-    free: by resource; negative if admitted jobs hold more than the pool has now.
+    Args:
+        amounts: total units by resource.
+        holding: demands of the admitted jobs, whose units are not free.
+
+    Attributes:
+        free: free units by resource; negative if admitted jobs hold more than the pool has now.
     """
 
     def __init__(self, amounts: Amounts, holding: Iterable[JobDemand] = ()) -> None:
@@ -208,7 +227,7 @@ class Space:
             self.take(demand)
 
     def take(self, demand: JobDemand) -> None:
-        """Take a job's units of each resource."""
+        """Subtract the units that an admitted job holds from the free ones."""
         for resource, units in demand.need.items():
             self.free[resource] -= units
             self._sums[resource] |= self._sums[resource] << units
@@ -236,7 +255,7 @@ class Space:
         That is: the set frees n units with missing <= n < missing + units, where missing = wanted - free.
 
         Args:
-            units: that the new job would take.
+            units: units that the new job would take.
             wanted: units that the waiting job needs.
         """
         missing = wanted - self.free[resource]

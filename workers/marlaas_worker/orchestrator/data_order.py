@@ -43,7 +43,10 @@ class DataOrder:
 
     A visit is a position in the order, counted from 0; a pass visits every training task once.
 
-    first: number of visits before the first pass. They play the demonstrations, another data set: visit v plays demonstration v.
+    Args:
+        spec: number of training tasks (None: unlimited), their order, and the rule for skipping them.
+        seed: the job's seed, for the order `shuffled`.
+        first: number of visits before the first pass. They play the demonstrations, another data set: visit v plays demonstration v.
     """
 
     def __init__(self, spec: DataSettings, seed: int, first: int = 0) -> None:
@@ -132,9 +135,12 @@ def permuted(offset: int, size: int, seed: int) -> int:
 
 
 def _difficulty(results: dict[int, Difficulty], skip: SkipSettings) -> Difficulty | None:
-    """Return the difficulty that a task's last groups agree on; None if they differ, have signal, or are fewer than `skip.after`.
+    """Return the difficulty, SOLVED or HOPELESS, that the last groups of a task have in common.
 
-    results: difficulties by visit.
+    Return None if the difficulties differ, if the groups have signal (VARIED), or if there are fewer groups than `skip.after`.
+
+    Args:
+        results: difficulties of the task's last groups, by visit.
     """
     found = set(results.values())
     if len(results) < skip.after or len(found) != 1 or found == {Difficulty.VARIED}:

@@ -35,9 +35,10 @@ Reports = Callable[[], Sequence[ReplicaReport]]
 
 @dataclass(frozen=True, slots=True)
 class DeletedJob:
-    """What a deletion needs to know of its job, whose document a later job may have replaced.
+    """A job that is to be deleted. A later job of the same name may have replaced its document.
 
     Attributes:
+        ref: namespace, name and uid of the job.
         agents: names of its agents, as far as its document or progress contains them.
         keep_adapter: whether its published adapters stay in the blob store.
     """
@@ -62,7 +63,14 @@ class DeletedJob:
 
 
 class Deletion:
-    """Deletes the messages, keys and blobs of one job, and last its document. reports: returns the latest reports of all replicas."""
+    """Deletes the messages, keys and blobs of one job, and last its document.
+
+    Args:
+        context: has the bus, the blob store and the clock.
+        progress_store: progress of all jobs.
+        reports: returns the latest reports of all replicas.
+        job: the job to delete.
+    """
 
     def __init__(self, context: RoleContext, progress_store: ProgressStore, reports: Reports, job: DeletedJob) -> None:
         self._bus, self._blobs, self._now = context.bus, context.blobs, context.now
@@ -98,9 +106,10 @@ class Deletion:
         return progress is not None and (progress.admitted or progress.started_at is not None)
 
     async def _let_go(self) -> None:
-        """Wait until no trainer reports the job as bound, at most UNBIND_S.
+        """Wait until no trainer reports an agent of the job as bound, at most UNBIND_S seconds.
 
-        A trainer that hangs loses the job when the policy record is deleted, which is also the trainer's lease.
+        A trainer that hangs keeps the agent longer. It can commit nothing more once the agent's policy record, which contains the trainer's
+        lease, is deleted.
         """
         mark = f".{self._ref.uid}."
         for _ in range(int(UNBIND_S / ROUND_S)):
@@ -177,7 +186,8 @@ class Deletion:
     def _published(self) -> list[AdapterRef]:
         """Return the adapters to keep: the promoted version of each agent, or its newest if none was promoted.
 
-        Only a job that succeeded has promoted versions. Version 0 is kept only if it was promoted.
+        Only a job that succeeded has promoted versions. Version 0 is kept only if it was promoted. The list is empty if the job's adapters are
+        not kept (`DeletedJob.keep_adapter`), or the job has no progress.
         """
         progress = self._progress_store.of(self._ref)
         if progress is None or not self._job.keep_adapter:
@@ -193,6 +203,7 @@ class Deletion:
         folder. Then all blobs that are left in it are kept.
 
         Args:
+            adapter: the kept version.
             newest: the agent's newest manifest, where the chain begins; None if it is not known.
             folder: names of all blobs in the version's folder.
         """
@@ -225,7 +236,12 @@ class Deletion:
 async def delete(
     context: RoleContext, progress_store: ProgressStore, reports: Reports, job: DeletedJob, slots: asyncio.Semaphore
 ) -> None:
-    """Delete a job. A MarlaasError is logged, and the deletion is retried until nothing of the job is left. slots: limits concurrent deletions."""
+    """Delete a job. A MarlaasError is logged, and the deletion is retried until nothing of the job is left.
+
+    Args:
+        reports: returns the latest reports of all replicas.
+        slots: semaphore that limits how many deletions run at once.
+    """
     deletion = Deletion(context, progress_store, reports, job)
 
     async def run() -> None:

@@ -9,9 +9,12 @@ from marlaas_api.messages import EvalRecord, JobDocument, StepPlays, StepRecord
 from marlaas_api.reasons import Reason
 
 MAX_CUT, MAX_FLAT = 0.3, 0.8
-"""Warn if more than these shares of a step's replies were cut, or of its groups have equal rewards."""
+"""Warn if a larger share than MAX_CUT of a step's replies was cut, or if a larger share than MAX_FLAT of its groups has equal rewards."""
 MIN_ESS, MAX_GAP = 0.9, 0.1
-"""Warn below this effective sample size, as a share of the tokens, and above this mean |log(trainer / engine)| of on-policy tokens, in nats."""
+"""Warn if the effective sample size, as a share of the tokens, is below MIN_ESS.
+
+Warn also if the mean |log(trainer / engine)| of the tokens' probabilities is above MAX_GAP, in nats, in a step without staleness.
+"""
 FEWEST_GROUPS = 4
 """Fewest groups of a step for warnings about their rewards and prompts: in fewer groups, equal ones may be chance."""
 

@@ -23,10 +23,10 @@ MAX_FAULT_CHARACTERS = 64 << 10
 MAX_TOKENS = 1 << 40
 """Most tokens of an episode: sums of them stay exact."""
 MAX_SECONDS = 30 * 86400.0
-"""Longest time of an episode: turns are kept no longer. So sums of times stay finite, and a status is valid JSON."""
+"""Longest duration of an episode, in seconds: turns are kept no longer. So sums of durations stay finite, and a status is valid JSON."""
 _NO_TEXTS: Mapping[str, object] = {"fault_text": "", "tool_error": "", "load_notes": ()}
 _NUMBER_BYTES, _METRIC_BYTES = 40, 160
-"""Memory of a number in a tuple, and of a metric with its name, in CPython."""
+"""Estimated bytes of memory in CPython: of a number in a tuple (_NUMBER_BYTES), and of a metric with its name (_METRIC_BYTES)."""
 _NUMBERS_OF_A_REWARD = 12
 """Memory of a turn's reward, a small object, as a multiple of the memory of a number."""
 
@@ -70,7 +70,7 @@ def slim(episode: Episode) -> Episode:
 
 
 def kept_bytes(episode: Episode) -> int:
-    """Return an estimate of the bytes of memory that the turns and metrics of an episode take."""
+    """Return an estimate of the bytes of memory that an episode takes: its turn numbers, rewards of turns and candidates, and metrics."""
     numbers = sum(map(len, episode.leaves.values()))
     numbers += sum(len(choice.turns) + len(choice.rewards) for choice in episode.choices)
     numbers += _NUMBERS_OF_A_REWARD * sum(map(len, episode.turn_rewards.values()))
@@ -85,7 +85,7 @@ def _sentence(stored: Stored, fault: str) -> str:
 
 
 def _fault(episode: Episode, document: JobDocument) -> str | None:
-    """Return the first inconsistent name or impossible number of an episode; None if it is valid."""
+    """Return, as text, the first inconsistent name or impossible number of an episode; None if the episode is valid."""
     group, spec = episode.group, document.spec
     try:
         token = group_token(group)
@@ -165,7 +165,7 @@ def _choices(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _accounts(episode: Episode, document: JobDocument) -> str | None:
-    """Return what is impossible in the turns, tokens, faults and seconds that a sandbox counts, or in its digests; None if all are valid."""
+    """Return, as text, what is impossible in an episode's numbers of turns, tokens, faults or seconds, or in its digests; None if all are valid."""
     end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns * len(document.spec.agents)
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"

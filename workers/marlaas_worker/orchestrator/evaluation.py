@@ -17,8 +17,10 @@ class EvaluationRun:
     Attributes:
         version: sum of the agents' versions, which names the evaluation.
         step: number of finished steps after which these versions were the newest; the evaluation may begin later.
+        settings: the job's evaluation settings: its suites, tasks and samples.
         versions: the evaluated versions, by agent.
-        episodes: by task index, counted over all suites, and member; the first record of a member counts.
+        episodes: the episodes that have ended, by task index and member. The index counts the tasks of all suites. If a member was played
+            twice, its first episode is kept.
     """
 
     version: int
@@ -28,7 +30,7 @@ class EvaluationRun:
     episodes: dict[tuple[int, int], Episode] = field(default_factory=dict)
 
     def add(self, episode: Episode) -> bool:
-        """Add an episode, unless its member has one; return whether it was added."""
+        """Add an episode that has ended, unless its member already has one; return whether it was added."""
         return self.episodes.setdefault((episode.index, episode.member), episode) is episode
 
     @property
@@ -58,20 +60,28 @@ class EvaluationRun:
 
 @dataclass(frozen=True, slots=True)
 class SuiteRun:
-    """The episodes of one suite without a fault, in the order of tasks and members."""
+    """The episodes of one suite, and the results that are computed from them.
+
+    Attributes:
+        settings: of the suite.
+        episodes: those that ended without a fault, in the order of tasks and members.
+    """
 
     settings: SuiteSettings
     episodes: Sequence[Episode]
 
     def rewards(self, agents: Sequence[str]) -> dict[str, float]:
-        """Return each agent's mean reward over the episodes whose task may call it; no entry if there are none."""
+        """Return each agent's mean reward over the episodes whose task may call it. An agent without such episodes is absent."""
         called = {agent: [one for one in self.episodes if one.may_call(agent)] for agent in agents}
         return {
             agent: statistics.fmean(one.rewards.get(agent, 0.0) for one in own) for agent, own in called.items() if own
         }
 
     def team_reward(self, agents: Sequence[str]) -> float:
-        """Return the mean over the episodes of an episode's team reward (the function `team_reward`); NaN if no episode has one."""
+        """Return the mean team reward of the episodes; NaN if no episode has one.
+
+        The team reward of an episode is the mean reward of those of `agents` that its task may call.
+        """
         known = [reward for rewards in self._by_task(agents).values() for reward, _ in rewards]
         return statistics.fmean(known) if known else math.nan
 
@@ -84,7 +94,7 @@ class SuiteRun:
         return {name: sum(some) / len(some) for name, some in values.items()}
 
     def result(self, agents: Sequence[str]) -> SuiteResult:
-        """Return the suite's results. An episode's reward is the mean reward of `agents`, the trained ones (`team_reward`)."""
+        """Return the suite's results. The reward of an episode is its team reward (`team_reward`). agents: names of the trained agents."""
         tasks = list(self._by_task(agents).values())
         means = [statistics.fmean(reward for reward, _ in own) for own in tasks]
         spread = statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else None
@@ -99,7 +109,11 @@ class SuiteRun:
         )
 
     def _by_task(self, agents: Sequence[str]) -> dict[int, list[tuple[float, str]]]:
-        """Return, by task index, the team reward and the answer of each sample; without the samples that have no team reward."""
+        """Return, by task index, the team reward and the answer of each sample. Samples without a team reward are left out.
+
+        Args:
+            agents: names of the trained agents.
+        """
         found: dict[int, list[tuple[float, str]]] = {}
         for episode in self.episodes:
             reward = team_reward(episode, agents)
@@ -159,7 +173,7 @@ def evaluated_text(record: EvalRecord) -> str:
 
 
 def suite_text(name: str, suite: SuiteResult) -> str:
-    """Return a suite's result for people: `aime 0.41 ± 0.03, pass@4 0.62, majority 0.50`."""
+    """Return a suite's result for people: `aime 0.410 ± 0.03, pass@4 0.620, majority 0.500`; 0.410 is the mean reward, 0.03 its standard error."""
     spread = "" if suite.standard_error is None else f" ± {suite.standard_error:.2g}"
     most = max(suite.pass_at, key=int, default="1")
     passed = f", pass@{most} {suite.pass_at[most]:.3f}" if most != "1" else ""
@@ -177,6 +191,10 @@ class EvaluationSchedule:
 
     A strict job evaluates the versions after each due step, so that its evaluations depend on its seed alone. Other jobs
     evaluate version 0 first. Later, once a due step is on record, they evaluate the versions that are the newest when the evaluation begins.
+
+    Args:
+        agents: names of the agents that have a policy.
+        strict: whether the job is strictly on-policy (maxStaleness 0).
     """
 
     def __init__(self, agents: Iterable[str], *, strict: bool) -> None:
@@ -194,6 +212,7 @@ class EvaluationSchedule:
         """Return the next evaluation; None if none is due.
 
         Args:
+            spec: the job's evaluation settings; if they have no tasks, no evaluation is due.
             known: recorded evaluations by version. A version is evaluated once.
             finished: number of recorded steps.
             newest: newest committed versions, by agent.

@@ -27,22 +27,26 @@ _TO_EPISODES = CreditSettings()
 _FEWEST = 2
 """Fewest rewards that can be compared within a group."""
 MAX_REPEATS = 4
-"""Limit of the repeated plays that are kept for a group, in multiples of its size. The tokens of further ones count as unrecorded."""
+"""Limit of the repeated plays that are kept for a group, in multiples of its size. The tokens of plays beyond it count as unrecorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentGroup:
     """One policy's part of a complete group.
 
+    Several agents of a job may play one policy, which has the name of its own agent. A choice is a place in an episode where an agent has
+    generated several replies, the candidates.
+
     Attributes:
-        trajectories: if `outcome` is SIGNAL, all that train the policy: the trajectories of each trained agent that plays the policy, then
-            the candidates of each choice of these agents. An agent or a choice whose rewards have no signal is left out. Otherwise, the
-            trajectories of the policy's own agent. An agent has a trajectory for each member without a fault in which it has taken a turn;
-            in a job of one agent, for each member without a fault.
+        trajectories: if `outcome` is SIGNAL, those that train the policy: the trajectories of the trained agents that play it, then the
+            candidates of these agents' choices, each as a trajectory of one turn. An agent or a choice whose rewards have no signal is left
+            out, and so is a trajectory of candidates alone. With any other outcome, the trajectories of the policy's own agent. An agent
+            has a trajectory for each member without a fault in which it has taken a turn; in a job of one agent, for each member without
+            a fault.
         outcome: whether the group trains the policy, or why not.
-        rewards: of the policy's own agent, one for each member without a fault, whether the agent has taken a turn or not; empty if
-            the task may not call it.
-        other_rewards: the same of the other agents that play the policy, by name, whether their turns are trained or not.
+        rewards: the rewards that train the policy's own agent (`trained_reward`), one for each member without a fault, even if the agent
+            has taken no turn in it; empty if the task may not call the agent.
+        other_rewards: as `rewards`, for each other agent that plays the policy, by the agent's name; also for agents that are not trained.
     """
 
     trajectories: tuple[TrajectoryRef, ...]
@@ -56,8 +60,9 @@ class CompleteGroup:
     """A group whose members have all ended.
 
     Attributes:
-        index: index of the group, unique in the job. name: of the group, unique in the installation.
-        agents: the part of each policy, by its agent, in the order of the manifest.
+        index: number of the group, unique in the job.
+        name: name of the group, unique in the installation.
+        agents: the part of each policy, by the name of its own agent, in the order of the manifest.
         faults: number of faults by class, including those of earlier attempts.
         episodes: one for each member, in member order.
         repeats: further plays of members that had ended already. Only their usage counts; their conversations are removed.
@@ -120,7 +125,7 @@ class Experience:
         self._repeats: dict[str, dict[str, Episode]] = {}
 
     def add(self, episode: Episode) -> CompleteGroup | None:
-        """Add an episode; return its group if that is complete now, else None."""
+        """Add an episode that has ended; return its group if that completes the group, else None."""
         members = self._members.setdefault(episode.group, {})
         if members.setdefault(episode.member, episode).episode != episode.episode:
             repeats = self._repeats.setdefault(episode.group, {})
@@ -158,7 +163,13 @@ class Experience:
         )
 
     def _part(self, agent: AgentSettings, episodes: Iterable[Episode], needs_no_others: bool) -> AgentGroup:
-        """Return a complete group's part for an agent's policy. needs_no_others: as in the constructor; also True for a demonstration."""
+        """Return one policy's part of a complete group.
+
+        Args:
+            agent: the policy's own agent.
+            episodes: of all members of the group.
+            needs_no_others: as in the constructor; also True for a demonstration.
+        """
         fewest = 1 if needs_no_others else _FEWEST
         counted = [episode for episode in episodes if episode.fault is None]
         players = [one for one in self._agents if one.policy_name == agent.name]
@@ -251,16 +262,18 @@ def _candidates(agent: AgentSettings, episode: Episode) -> list[tuple[Trajectory
 
 
 def group_index(group: str) -> int:
-    """Index of a training group, from its name."""
+    """Return the index of a training group. group: its name."""
     return int(group_token(group)[1:])
 
 
 def difficulty(parts: Iterable[GroupResolution | AgentGroup], solved_reward: float) -> Difficulty | None:
     """Return the difficulty of a group's task; None if too many of its members ended with a fault, or no trained agent was called.
 
+    The task is VARIED if its group has signal for any policy. Otherwise it is SOLVED or HOPELESS.
+
     Args:
-        parts: of one group, one for each policy.
-        solved_reward: a task without signal is solved if every agent that took turns has at least this reward in every episode.
+        parts: the parts of one group, one for each policy.
+        solved_reward: a task without signal is SOLVED if no reward in the parts with the outcome FLAT is below this.
     """
     found = list(parts)
     outcomes = {part.outcome for part in found}

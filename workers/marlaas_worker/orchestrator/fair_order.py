@@ -33,7 +33,12 @@ def own_order(demands: Iterable[JobDemand]) -> list[JobDemand]:
 
 @dataclass(slots=True)
 class _Line:
-    """A tenant's waiting jobs in one pool, the next one last. first: the first job of the line that was blocked; None if none was yet."""
+    """A tenant's waiting jobs in one pool.
+
+    Attributes:
+        jobs: the jobs that are not considered yet, in reverse order: the next one is last.
+        first: the first job of the line that was blocked in this round; None if none was yet.
+    """
 
     jobs: list[JobDemand]
     first: JobDemand | None = None
@@ -48,11 +53,13 @@ class _Line:
 class FairOrder:
     """One round of admissions: considers the waiting jobs in fair order, and admits those that fit and delay no guarded job.
 
-    A guarded job is one that other jobs must not delay.
+    A guarded job is one that other jobs must not delay. Each round needs a new object.
 
     Attributes:
-        space: free units. holdings: units and shares of the tenants. Both change with each admission.
-        past: past use of the tenants. weight: returns a tenant's weight.
+        space: free units of the pools. Each admission changes them.
+        holdings: units and shares of the tenants. Each admission changes them.
+        past: past use of the tenants.
+        weight: returns a tenant's weight.
         is_over_quota: returns whether a tenant's quota refuses a job; it must count the jobs that `admitted` was called for.
         admitted: called with each job that is admitted.
         blocked: jobs that do not fit, or would delay one that waits, in the order in which they were considered.
@@ -75,7 +82,10 @@ class FairOrder:
         return [guard for guard in self._guards.values() if guard is not None]
 
     def run(self, waiting: Iterable[JobDemand]) -> None:
-        """Admit, in fair order, each waiting job that is within quota, fits, and delays none of the jobs that it must not delay."""
+        """Admit, in fair order, each waiting job that is within quota, fits, and delays none of the jobs that it must not delay (`_before`).
+
+        Call it at most once.
+        """
         self._queue(waiting)
         heap = [(self._key(line.jobs[-1]), number) for number, line in enumerate(self._lines.values())]
         lines = list(self._lines.values())
@@ -132,7 +142,10 @@ class FairOrder:
         return guards if line.first in (None, demand) else [*guards, line.first]
 
     def _guard(self, pool: str) -> JobDemand | None:
-        """Return the guarded job of a pool: of its lines' `guarded` jobs that are within quota, the least served tenant's; None if there is none."""
+        """Return the guarded job of a pool; None if there is none.
+
+        Each line of the pool proposes one job (`_Line.guarded`). Of those that are within quota, the job of the least served tenant is guarded.
+        """
         return min(
             (one for line in self._of_pool[pool] if (one := line.guarded) is not None and not self.is_over_quota(one)),
             key=lambda one: self._rank(one, self.holdings.share(one.tenant)),

@@ -28,7 +28,7 @@ class IssueHolds:
     Attributes:
         over_quota: the job's tenant is over the quota of a rate.
         preempted: the job is preempted.
-        preempted_at: time of the preemption, unix seconds.
+        preempted_at: when the last preemption began or was cancelled, unix seconds; 0 before the first.
     """
 
     over_quota: str = ""
@@ -83,7 +83,11 @@ class TaskIssuer:
             await self.publish_evaluation(state, state.evaluation, queued)
 
     async def publish_evaluation(self, state: JobState, run: EvaluationRun, queued: Container[str] = ()) -> None:
-        """Pin and publish the tasks of an evaluation that have not ended. queued: names of the groups that are in the queue already."""
+        """Pin and publish the tasks of an evaluation that have not ended.
+
+        Args:
+            queued: names of the groups that are in the queue already. Their tasks are not published again.
+        """
         for task in state.tasks.missing(run):
             await self._pin(task.group, run.versions)
             # Held-out tasks are played with the newest version, so that their rewards do not depend on a draw.
@@ -93,7 +97,12 @@ class TaskIssuer:
                 await self._records.publish_task(task)
 
     async def publish(self, state: JobState, indices: Sequence[int], queued: Container[str] = ()) -> None:
-        """Pin and publish training tasks. indices: of their groups. queued: names of the groups that are in the queue already."""
+        """Pin and publish training tasks.
+
+        Args:
+            indices: indices of the tasks' groups.
+            queued: names of the groups that are in the queue already. Their tasks are not published again.
+        """
         # If no replica serves a fresh version, the first turn must load one. The pin makes it the newest; a replica would pin one that it knows.
         is_pinned = state.strict or not self._is_served(state)
         for index in indices:

@@ -41,7 +41,7 @@ MAX_PROMPTS = 50_000
 
 
 TRAINING_FAULTS = {"out-of-memory": "out_of_memory", "non-finite": "skipped_update"}
-"""Classes of `Progress.training_faults`, and the step metrics in which the trainer counts them."""
+"""By class of `Progress.training_faults`, the step metric in which the trainer counts these faults."""
 
 
 Event = JobLogEntry | StepRecord | EvalRecord
@@ -50,7 +50,14 @@ Event = JobLogEntry | StepRecord | EvalRecord
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """The records of a job in streams and buckets, read when the orchestrator takes up the job. log: in its order. policies: by agent."""
+    """The records of a job in streams and buckets, read when the orchestrator takes up the job.
+
+    Attributes:
+        steps: recorded steps, oldest first.
+        evaluations: recorded evaluations.
+        log: entries of the job's log (stream GROUPS), in its order.
+        policies: policy records, by agent; version -1 while an agent has none.
+    """
 
     steps: tuple[StepRecord, ...] = ()
     evaluations: tuple[EvalRecord, ...] = ()
@@ -67,8 +74,9 @@ class RecordedTotals:
         skips: number of skipped visits, by difficulty: `solved`, `hopeless`.
         training_faults: number of faults of training, by class as in TRAINING_FAULTS.
         trainer_s: seconds that trainers computed.
-        usage: by agent.
-        untrained: by agent, the number of its steps without a new version, by the most frequent cause among the step's groups.
+        usage: by agent, the usage of the recorded episodes.
+        untrained: by agent and cause, the number of steps without a new version of the agent. A step counts for one cause: the most frequent
+            one among the agent's groups in it (`UntrainedCause`).
     """
 
     faults: Counter[str] = field(default_factory=Counter)
@@ -99,10 +107,17 @@ class JobState:
     """What the orchestrator knows of one job from its records and episodes, and the decisions that follow from it. No I/O.
 
     Attributes:
+        document: the job's document.
         policies: policy records by agent, in the order of the manifest; version -1 while an agent has none.
         evaluations: recorded evaluations by version, without their samples and metrics.
-        finished: number of recorded steps. last_step: the record of the last one; None before the first.
+        finished: number of recorded steps.
+        last_step: the record of the last step; None before the first.
         evaluation: the evaluation in progress; None if there is none.
+        tasks: the order of the training tasks, and the past versions that play in them.
+        recorded: totals over the recorded steps and evaluations.
+        faults: decides whether the job fails because of faults.
+        assembly: the steps that are not recorded yet.
+        groups: the groups that are issued and whose step is not recorded yet.
         episode_bytes: estimate of the bytes that an episode adds to the stream TURNS; 0 before the first measurement.
         trained_prompts: digests of the tasks of recorded steps, MAX_PROMPTS at most. Beyond that, an evaluation's overlap with them is a lower bound.
     """
@@ -206,7 +221,7 @@ class JobState:
 
     @property
     def is_mid_step(self) -> bool:
-        """Whether groups of the open step are issued or decided."""
+        """Whether a group is in flight, or a group is decided in the open step (the one that is being filled)."""
         draft = self.assembly.open
         return bool(self.groups.in_flight) or (draft is not None and bool(draft.decided))
 
@@ -220,7 +235,7 @@ class JobState:
 
     @property
     def issued_versions(self) -> dict[str, int]:
-        """By agent, the version of the groups that are issued now. In strict mode an agent may not have committed it yet."""
+        """By agent, the version from which groups issued now are to be sampled. In strict mode the agent's trainer may not have committed it yet."""
         return self.assembly.next_versions if self.strict else self.versions
 
     def turns_from(self, last_sequence: int) -> int:
@@ -261,7 +276,9 @@ class JobState:
         return {"namespace": self.document.namespace, "job": self.document.job, "uid": self.document.uid}
 
     def add_episode(self, episode: Episode) -> None:
-        """Add an episode. After a restart, episodes of decided groups are read again; they count only for the share of faults.
+        """Add an episode that has ended. An episode of a group that is not open (`is_open`) is ignored.
+
+        After a restart, episodes of decided groups are read again. They count only for the share of faults.
 
         Raises EpisodesTooLarge.
         """
@@ -292,7 +309,7 @@ class JobState:
         return self._experience.ended(group)
 
     def open_members(self) -> set[tuple[str, int]]:
-        """Return the members, by group and number, that have no Episode, of undecided groups and of the evaluation in progress."""
+        """Return group name and member number of each episode that has not ended, of undecided groups and the evaluation in progress."""
         spec, run, ref = self.document.spec, self.evaluation, self.document.ref
         groups = {train_group(ref, index) for index in self.groups.in_flight - self.groups.complete.keys()}
         sizes = {group: spec.sampling(group).group_size for group in groups}

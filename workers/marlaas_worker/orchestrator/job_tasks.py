@@ -13,9 +13,11 @@ from marlaas_worker.orchestrator.experience import AgentGroup, difficulty
 
 @dataclass(frozen=True, slots=True)
 class PastDraw:
-    """The past policy versions that were drawn for a step: they play in the groups that are issued while `step` is the open step.
+    """The past policy versions that were drawn for a step.
 
-    versions: the version, by agent that plays past versions. step: -1 before the first draw.
+    Attributes:
+        step: the drawn versions play in the groups that are issued while this is the open step; -1 before the first draw.
+        versions: the drawn version of each agent that plays past versions of another agent's policy, by the agent's name.
     """
 
     step: int = -1
@@ -46,7 +48,8 @@ class JobTasks:
         An agent's version is drawn uniformly from the `policy.last` versions before the newest one, by the job's seed; 0 if there are none.
 
         Args:
-            newest: newest version, by the agent whose policy is played.
+            step: the open step.
+            newest: newest version of each policy, by the name of its own agent.
         """
         if step == self.past.step:
             return self.past
@@ -83,14 +86,18 @@ class JobTasks:
 
         Args:
             visit: index of the group.
-            parts: of the group, one for each policy.
+            parts: the parts of the group, or the decisions about it, one for each policy.
         """
         skip = self._document.spec.training.data.skip
         known = difficulty(parts, skip.solved_reward) if skip is not None else None
         return [TaskOutcome(index=self._order.task(visit), visit=visit, difficulty=known)] if known is not None else []
 
     def new_skips(self, recorded: Mapping[str, int]) -> tuple[int, int]:
-        """Return the numbers of skipped visits to solved and to hopeless tasks that are not recorded yet. recorded: recorded ones by difficulty."""
+        """Return how many visits to solved, and how many to hopeless tasks were skipped and are in no step record yet.
+
+        Args:
+            recorded: numbers of skipped visits in the step records, by difficulty: `solved`, `hopeless`.
+        """
         return self.walk.solved - recorded["solved"], self.walk.hopeless - recorded["hopeless"]
 
     def train(self, index: int) -> TaskMessage:

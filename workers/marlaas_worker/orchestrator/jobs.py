@@ -43,12 +43,17 @@ class KnownJob:
     """All that is kept of a job between two rounds, from its first document until the document is gone and nothing is left to do.
 
     Attributes:
+        ref: namespace, name and uid of the job.
         document: the last document that could be parsed; None once the job is gone.
-        owned: its control loop; None before its start, and once the loop's last progress is written. task: the loop's asyncio task.
+        owned: its control loop; None before the loop's start, and once the loop's last progress is written.
+        task: the asyncio task of the control loop; None if there is no loop.
         is_stopped: whether the loop was stopped early, so that an error of its task does not count.
-        published: the last decision that was published while the job waits, and the document that it was about.
-        crashes: unexpected errors of its loop since it had `crash_step` finished steps. crashed_at: time of the last one, unix seconds.
-        is_over: whether its queued tasks are still to be purged. last: its last progress, for an event that is still to be emitted, or None.
+        published: the job's document and the last decision on it that was published since it waits; None if there is none.
+        crashes: number of unexpected errors of the loop at `crash_step`.
+        crash_step: number of finished steps at the last unexpected error; -1 before the first error.
+        crashed_at: time of the last unexpected error, unix seconds.
+        is_over: whether the tasks of the ended or deleted job are still to be purged from the queue.
+        last: the job's last progress, for an event that is still to be emitted; None if there is no such event.
         turn_bytes: bytes of its recorded turns, as the replicas reported them at the last purge after its end.
         retention: purges its turns after its end; None once that is done.
     """
@@ -77,7 +82,12 @@ class KnownJob:
         return self.crashes > 0 and 0 <= now - self.crashed_at < CRASH_PAUSE_S
 
     def may_restart(self, num_finished: int, now: float) -> bool:
-        """Count a crash of its loop; return whether the job may be restarted. num_finished: its finished steps."""
+        """Count a crash of the job's loop; return whether the loop may be restarted.
+
+        Args:
+            num_finished: number of the job's finished steps.
+            now: unix seconds.
+        """
         self.crashes = self.crashes + 1 if self.crash_step == num_finished else 1
         self.crash_step, self.crashed_at = num_finished, now
         return self.crashes < MAX_CRASHES
@@ -94,6 +104,8 @@ class Jobs:
     must not admit jobs: a job that has ended may still be admitted by its stored progress, and would be started again.
 
     Args:
+        context: has the bus and the clock.
+        progress_store: progress of all jobs.
         reports: returns the latest reports of all replicas.
         changed: called when a job's loop has ended.
     """
@@ -119,7 +131,7 @@ class Jobs:
         return iter([job.owned for job in self._running.values() if job.owned is not None])
 
     def of(self, document: JobDocument) -> KnownJob:
-        """Return the object of a job, which is created at the first call."""
+        """Return the `KnownJob` of a job, which is created at the first call."""
         return self._jobs.setdefault(document.uid, KnownJob(document.ref))
 
     def wake(self, key: str) -> None:
@@ -165,7 +177,7 @@ class Jobs:
         await self.write_ends()
 
     def start(self, owned: OwnedJob) -> None:
-        """Start the loop of a job."""
+        """Start the control loop of a job as an asyncio task. owned: the loop, not started yet."""
         job = self.of(owned.document)
         job.owned, job.is_stopped = owned, False
         job.task = asyncio.create_task(owned.run(), name=f"job {job.ref}")
@@ -192,7 +204,7 @@ class Jobs:
             del self._running[job.ref.key]
 
     async def write_ends(self) -> None:
-        """Write the last progress of the jobs whose loop has ended or was stopped."""
+        """Write the last progress of the jobs whose control loop has ended or was stopped, and drop these loops."""
         for job in list(self._running.values()):
             if job.owned is None or job.task is None or not job.task.done():
                 continue
@@ -202,7 +214,7 @@ class Jobs:
             self.detach(job)
 
     async def fail(self, document: JobDocument, why: JobVerdict) -> None:
-        """End a job as failed."""
+        """Write the progress of a job as failed, and mark its tasks and turns to be purged. why: reason and message of the failure."""
         before = self._progress_store.of(document.ref)
         await self._end(self.of(document), job_reports.failed(document, before, why, self._context.now()))
 
