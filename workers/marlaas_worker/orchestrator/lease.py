@@ -21,13 +21,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class LeaderLease:
-    """Takes, renews and releases the leader lease for this replica. After a restart under the same name, the holder takes its lease again."""
+    """Takes, renews and releases the leader lease: a key on the bus that names the one orchestrator replica that runs all jobs.
+
+    After a restart under the same name, the holder takes its lease again. context: of this replica.
+    """
 
     context: RoleContext
     _held: FencedKey | None = None
 
     async def hold(self) -> bool:
-        """Take or renew the lease; return False while another replica holds it."""
+        """Take or renew the lease; return whether this replica holds it now: False if another one does, or if the lease cannot be parsed."""
         key = self._held or FencedKey(await self.context.bus.bucket(subjects.REPLICAS), KEY)
         try:
             if self._held is None:
@@ -43,7 +46,7 @@ class LeaderLease:
         return True
 
     async def renew(self) -> None:
-        """Renew the lease; return once another replica holds it. Retry while NATS does not answer."""
+        """Renew the lease every RENEW_S seconds, and return once this replica has lost it. Retry while NATS does not answer."""
         while True:
             await asyncio.sleep(RENEW_S)
             if not await patiently(self.hold, "renewing the lease", RENEW_S):
@@ -51,7 +54,7 @@ class LeaderLease:
                 return
 
     async def release(self) -> None:
-        """Delete the lease, so that a standby takes over at once."""
+        """Delete the lease, if this replica holds it, so that a standby takes over at once."""
         if self._held is not None:
             found = await self._held.read()  # the answer to the last renewal may be missing
             with contextlib.suppress(Overtaken, Unreadable):

@@ -17,8 +17,8 @@ from marlaas_api.wire import BadMessage, unpack
 from marlaas_worker.orchestrator.experience import CompleteGroup
 
 MAX_PLAYS = 128
-"""Most plays of a member whose turns are counted by their use; the tokens of further ones count as unrecorded. Only a sandbox that invents attempts
-has more, and its job pays for them.
+"""Maximum number of plays (attempts) of one member of a group whose tokens are counted by their use. The tokens of further plays count as
+`unrecorded_tokens`, for which the job is charged. Only a sandbox that invents attempts has more plays.
 """
 
 AgentAmounts = dict[str, UsageAmounts]
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Meters:
-    """Sums of the tokens and engine seconds of an agent's turns."""
+    """Sums of the tokens and engine seconds of an agent's turns in one play. cached_tokens: prompt tokens from the engine's prefix cache."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -55,11 +55,12 @@ class _Meters:
 
 @dataclass(slots=True, eq=False)
 class _Play:
-    """The turns of one play of a member.
+    """Usage of the turns of one play. A play is one attempt of a member of a group.
 
     Attributes:
-        first, last: number of the job's preemptions before the first and before the last of the play's turns.
-        meters: by agent.
+        first: how often the job had been preempted before the first turn of the play.
+        last: how often the job had been preempted before the last turn of the play.
+        meters: sums over the turns of the play, by agent.
     """
 
     first: int
@@ -95,6 +96,8 @@ class Metering:
     `of_group` or `of_evaluation` returns them. The methods raise errors of the bus.
 
     Args:
+        ref: the job.
+        agents: all agents of the job.
         is_undecided: returns whether a group is in flight or part of the evaluation in progress. Turns of other groups are ignored.
     """
 
@@ -117,7 +120,10 @@ class Metering:
         return self._by_policy(self._of_episodes(group.episodes, group.repeats))
 
     async def of_evaluation(self, episodes: Collection[Episode]) -> AgentAmounts:
-        """Return the usage of an evaluation's episodes."""
+        """Return the usage of an evaluation's episodes by agent, with all attempts. Call it once: it drops the episodes' turns.
+
+        Generated tokens of episodes without a fault count as `evaluation_tokens`; those of agents that play past versions, too.
+        """
         await self._read_new()
         return self._by_policy(_counted_as(self._of_episodes(episodes), TokenUse.EVALUATION))
 
@@ -127,7 +133,7 @@ class Metering:
         Of each member, this is the last play, if the play's last turn was recorded since the job's last admission.
 
         Args:
-            members: groups and members that are open and have no Episode.
+            members: name of the group and number of each member that is open and has no Episode.
             num_preemptions: number of the job's preemptions before this one.
         """
         await self._read_new()
@@ -137,7 +143,12 @@ class Metering:
         return total(amounts for play in cut for amounts in play.values())
 
     def _of_episodes(self, episodes: Collection[Episode], repeats: Sequence[Episode] = ()) -> AgentAmounts:
-        """Return the usage of episodes that count, of the attempts before each, and of repeated plays."""
+        """Return, by agent, the usage of all plays of some members, and drop the plays.
+
+        Args:
+            episodes: the play that counts of each member. Its failed and cut attempts before that play are included.
+            repeats: later plays of these members.
+        """
         part_s = sum(one.duration_s for one in episodes) / len(self._players)
         amounts = {agent: UsageAmounts(sandbox_s=part_s) for agent in self._players}
         for one in episodes:
@@ -146,7 +157,12 @@ class Metering:
         return amounts
 
     def _of_member(self, episode: Episode, repeats: Sequence[Episode]) -> AgentAmounts:
-        """Return the usage of all plays of a member, and drop the plays. episode: of the play that counts. repeats: of later plays."""
+        """Return the usage of all plays of one member, by agent, and drop the plays.
+
+        Args:
+            episode: the Episode of the play that counts.
+            repeats: the Episodes of the member's later plays.
+        """
         plays = self._plays.pop((episode.group, episode.member), {})
         own, again = plays.pop(episode.episode, None), [plays.pop(one.episode, None) for one in repeats]
         before = sorted((attempt_of(name), name) for name in plays if attempt_of(name) < attempt_of(episode.episode))
@@ -197,7 +213,7 @@ def _counted_as(amounts: Mapping[str, UsageAmounts], use: TokenUse) -> AgentAmou
 
 
 def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:
-    """Return the plays that preemptions cut.
+    """Return those of a member's earlier plays that a preemption of the job cut.
 
     The rollout role records with each turn how often the job had been preempted before it, so a sandbox cannot feign a preemption. Among
     the plays whose last turn has the same number, only the last play can have been cut. It was cut if a later play of the member has
@@ -205,7 +221,7 @@ def _cut(earlier: Sequence[_Play], counted: _Play | None) -> list[_Play]:
 
     Args:
         earlier: plays of a member without an Episode, in the order of their attempts.
-        counted: the member's play that counts; None if no turn of it is recorded.
+        counted: the member's play that counts, which has an Episode; None if no turn of it is recorded.
     """
     last = {play.last: play for play in earlier}
     until = max(last, default=0) if counted is None else counted.first

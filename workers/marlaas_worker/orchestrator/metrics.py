@@ -13,8 +13,9 @@ def samples(
     """Return all metrics of the orchestrator, as samples.
 
     Args:
+        all_progress: the progress of every job. Only admitted jobs have samples of their own.
         leads: whether this replica holds the lease; a standby reports neither jobs nor tenants.
-        tenants: total usage by tenant.
+        tenants: total usage by tenant; None: no tenants.
     """
     known = list(all_progress) if leads else []
     phases = Counter(progress.phase for progress in known)
@@ -65,7 +66,7 @@ def _held(amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
 
 
 def _tokens(of: str, amounts: UsageAmounts, labels: Mapping[str, str]) -> Iterator[Sample]:
-    """Yield the tokens of an agent of a job, or of a tenant. of: `job` or `tenant`.
+    """Yield the samples of the token counters of an agent of a job, or of a tenant. of: `job` or `tenant`, a part of the counters' names.
 
     Open tokens are left out, because their number decreases when a step finishes, and a counter must not decrease.
     """

@@ -12,13 +12,15 @@ MAX_KEPT_BYTES = 256 << 20
 
 
 class OpenGroups:
-    """Open groups by index, and where in the stream TURNS their turns begin. Turns before the first of these places may be purged.
+    """Open groups of a job by index, and where in the stream TURNS their turns begin. Turns before the first of these places may be purged.
+
+    A group is decided when it is added to a step, whether the step trains it or not.
 
     Attributes:
         in_flight: indices of the groups that are issued, and not decided.
         complete: the groups in flight whose members have all ended, by index.
         decided: indices of the groups that are decided, in a step that is not on record.
-        evaluation_from: a sequence of TURNS before which the evaluation in progress has no turn.
+        evaluation_from: a sequence number of TURNS; the evaluation in progress has no turn before it.
     """
 
     def __init__(self) -> None:
@@ -38,15 +40,15 @@ class OpenGroups:
         return self.in_flight | self.decided
 
     def restore(self, turns_from: Mapping[int, int]) -> None:
-        """Replace the groups in flight by those of a ledger that are not decided.
+        """Replace the groups in flight by the open groups of a ledger (`IssueLedger`), less those that are decided.
 
-        turns_from: by index of each open group, a sequence of TURNS before which it has no turn.
+        turns_from: by index of each open group of the ledger, a sequence number of TURNS before which the group has no turn.
         """
         self.in_flight = turns_from.keys() - self.decided
         self._turns_from = dict(turns_from)
 
     def issue(self, indices: Collection[int], first: int) -> None:
-        """Add groups that are about to be issued. first: a sequence of TURNS before which they have no turn."""
+        """Add groups that are about to be issued. first: a sequence number of TURNS before which they have no turn."""
         self.in_flight.update(indices)
         self._turns_from |= dict.fromkeys(indices, first)
 
@@ -55,7 +57,7 @@ class OpenGroups:
         return index in self.in_flight and index not in self.complete
 
     def count(self, index: int | None, episode: Episode) -> None:
-        """Count the memory of an episode that is kept. index: of its group; None: it belongs to the evaluation. Raises EpisodesTooLarge."""
+        """Add to the memory in use that of a kept episode. index: of its group; None: it is of the evaluation. Raises EpisodesTooLarge."""
         self._bytes[index] += kept_bytes(episode)
         if (size := self._bytes.total()) > MAX_KEPT_BYTES:
             raise EpisodesTooLarge(
@@ -65,7 +67,7 @@ class OpenGroups:
             )
 
     def resolvable(self, *, in_order: bool) -> list[CompleteGroup]:
-        """Return the complete groups; in order, only those before the first incomplete index."""
+        """Return the complete groups. in_order: return them by index, and only those before the first group in flight that is not complete."""
         if not in_order:
             return list(self.complete.values())
         ready: list[CompleteGroup] = []
@@ -76,7 +78,7 @@ class OpenGroups:
         return ready
 
     def decide(self, index: int) -> None:
-        """Move a group to the decided ones."""
+        """Move a group from the groups in flight to the decided ones."""
         self.complete.pop(index, None)
         self.in_flight.discard(index)
         self.decided.add(index)
@@ -90,7 +92,7 @@ class OpenGroups:
             self._turns_from.pop(index, None)
 
     def turns_from(self, indices: Iterable[int]) -> tuple[int, ...]:
-        """Return for each group a sequence of TURNS before which it has no turn; 1 if that is not known."""
+        """Return for each group, in the order of `indices`, a sequence number of TURNS before which it has no turn; 1 if none is known."""
         return tuple(self._turns_from.get(index, 1) for index in indices)
 
     def evaluated(self) -> None:

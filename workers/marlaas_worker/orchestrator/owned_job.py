@@ -54,13 +54,17 @@ class OwnedJob:
     """The control loop of a job, from its admission to its end.
 
     Attributes:
-        wake: set it to run the next iteration at once.
+        document: the job's present document (`revise`).
+        wake: event; set it to run the next iteration at once.
         moved: whether an iteration has run since `Jobs.take_moved` reset it.
-        times: times of admission. holds: reasons for which the job issues no tasks.
+        times: when the job was admitted, and how often it was preempted.
+        holds: reasons for which the job issues no tasks.
         ended: phase, reason and message of the job's end; None while it goes on.
 
     Args:
-        before: the job's published progress; None if there is none.
+        context: of the orchestrator's process.
+        before: the job's published progress, from which times and usage continue; None if there is none.
+        shared: state that all jobs of this orchestrator share.
     """
 
     def __init__(
@@ -90,7 +94,10 @@ class OwnedJob:
         await patiently(self._run_once, name, RETRY_S, retried=lambda error: isinstance(error, Retryable))
 
     async def _run_once(self) -> None:
-        """Run the job from its records. After a Retryable error, the job ends if its deadline has passed; otherwise the error is raised."""
+        """Restore the job's state from its records, and run the job.
+
+        After a Retryable error, the job ends if its deadline has passed; otherwise the error is raised.
+        """
         try:
             await self._run_from_records()
         except Retryable as error:
@@ -108,7 +115,12 @@ class OwnedJob:
         self.wake.set()
 
     def preempt(self, why: str) -> None:
-        """Set why the job is preempted, so that it stops at a step boundary, or after `issuing.DRAIN_S`. why: text; empty: the job goes on."""
+        """Begin or end the preemption of the job.
+
+        A preempted job begins no step. `may_stop` becomes true at its next step boundary, or after `issuing.DRAIN_S` seconds.
+
+        why: the reason, as text for people; empty: the job is not preempted, and goes on.
+        """
         if self.holds.preempt(why, self._context.now()):
             self.wake.set()
 
@@ -233,7 +245,7 @@ class OwnedJob:
         self.moved = True
 
     async def _decide(self, state: JobState) -> None:
-        """Decide complete groups and close steps, as far as possible before more groups are complete or steps are recorded."""
+        """Assign complete groups to steps and close full steps, until no more is possible. Log each decision before it changes the state."""
         sampled = [
             (await self._issuer.sampled_from(state, group), group)
             for group in state.groups.resolvable(in_order=state.assembly.is_in_order)
@@ -253,7 +265,7 @@ class OwnedJob:
                 return
 
     async def _learn_oldest(self, state: JobState, asked: set[int]) -> None:
-        """Find the oldest versions of the groups for which a step may have to wait.
+        """Update `assembly.oldest`, the lower bounds of groups' versions, from the pins of the groups in flight for which a step may have to wait.
 
         asked: indices of groups whose pins were read earlier in this round. They are not read again; the indices read now are added.
         """
@@ -359,15 +371,18 @@ class OwnedJob:
         return job_reports.progress(self._state, self._usage, self.times, standing, self._context.now())
 
     def progress_after(self, before: Progress | None) -> Progress:
-        """Return the job's progress as of now, with its longest wait.
+        """Return the job's progress as of now. If failures keep the job waiting, reason and message are those of the longest wait.
 
-        before: the stored progress, which is returned as that of an admitted job until the job's records are read.
+        before: the stored progress, from which results are taken until the job's records are read; None if there is none.
         """
         found = self.progress() or job_reports.admitted(self.document, before, self.times)
         return job_reports.delayed(found, self._waits())
 
     def _waits(self) -> Iterator[tuple[str, JobWait]]:
-        """Yield the job's waits on this orchestrator and on the workers of its pools, each with the role and name of the process that waits."""
+        """Yield the job's waits, for example for a blob store that fails, as (process, wait).
+
+        process: `orchestrator` for this one; role and name of a worker of the job's pools otherwise.
+        """
         uid = self.document.uid
         if (own := self._context.waits.reported().get(uid)) is not None:
             yield "orchestrator", own

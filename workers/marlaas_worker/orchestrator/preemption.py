@@ -22,7 +22,7 @@ _SAME = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """An admitted job. since: when it was last admitted, unix seconds."""
+    """An admitted job. demand: the job and the units that it holds. since: when it was last admitted, unix seconds."""
 
     demand: JobDemand
     since: float
@@ -30,7 +30,7 @@ class RunningJob:
 
 @dataclass(frozen=True, slots=True)
 class Preemption:
-    """A waiting job, and the running jobs that make room for it."""
+    """A waiting job (`preemptor`), and the running jobs that must stop to make room for it (`victims`)."""
 
     preemptor: JobDemand
     victims: tuple[JobDemand, ...]
@@ -42,7 +42,8 @@ def preemptions(order: FairOrder, running: Iterable[RunningJob], now: float) -> 
     After a job that cannot preempt, its tenant's later ones are not tried.
 
     Args:
-        order: a round of admissions that has run; not changed.
+        order: a round of admissions that has run; not changed. The jobs of `order.blocked` may preempt.
+        running: the jobs that may be preempted, once they have run for MIN_RUN_S.
         now: unix seconds.
     """
     round_ = _Round(order)
@@ -63,7 +64,7 @@ def preemptions(order: FairOrder, running: Iterable[RunningJob], now: float) -> 
 
 
 class _Round:
-    """Free units and holdings, as they will be after the preemptions found so far.
+    """Free units of each resource, and units that each tenant holds, as they will be after the preemptions found so far.
 
     Units that are free now are kept for guarded jobs, which others must not delay. Any other job must get its units from its victims.
 
@@ -80,9 +81,13 @@ class _Round:
         self._kept = {resource: self._free[resource] for resource in guarded}
 
     def make_room(self, demand: JobDemand, candidates: Collection[JobDemand]) -> list[JobDemand] | None:
-        """Choose and return the victims for a job; None if the job cannot have room. Count their units as freed, and the job's units as held.
+        """Return the jobs to preempt for a waiting job; None if no choice of them makes room. Count their units as freed, and the job's as held.
 
         An empty list means that earlier preemptions have left enough room.
+
+        Args:
+            demand: the waiting job.
+            candidates: the running jobs that may be preempted.
         """
         victims = self._choose(demand, candidates)
         if victims is None:
@@ -112,11 +117,11 @@ class _Round:
         return victims
 
     def _urgency(self, victim: JobDemand) -> tuple[object, ...]:
-        """Return the sort key of victims, the largest first: by largest share of the tenant, then lowest priority, then youngest job."""
+        """Return the sort key of a possible victim; the largest is preempted: largest share of its tenant, then lowest priority, then youngest."""
         return self._certain.share(victim.tenant), -victim.document.spec.priority, age(victim.document)
 
     def _spare(self, demand: JobDemand, victims: list[JobDemand]) -> None:
-        """Remove victims that are not needed, because a later one freed enough."""
+        """Remove from `victims` those that are not needed, because a later one frees enough units for `demand`, the waiting job."""
         for victim in list(victims[:-1]):
             self._move(victim, 1)
             if self._lacks(demand):

@@ -37,7 +37,9 @@ log = logging.getLogger(__name__)
 
 
 class ProgressStore:
-    """The progress of all jobs, and the accounts of tenants, which are kept after the progress is deleted.
+    """Caches and writes the progress of all jobs, their last published state, in the bucket `progress`.
+
+    accounts: total usage of the tenants, which is kept after a job's progress is deleted.
 
     Methods that write raise Overtaken and errors of the bus; a failed write does not change the cache.
     """
@@ -51,7 +53,7 @@ class ProgressStore:
         self.accounts = TenantAccounts(bus)
 
     async def load(self) -> None:
-        """Read the progress and accounts that an earlier orchestrator wrote. See `is_unreadable`."""
+        """Read the progress and accounts that an earlier orchestrator wrote. Progress that cannot be parsed is left as it is (`is_unreadable`)."""
         await self.accounts.load()
         self._known, self._unreadable = {}, set()
         for entry in await self._keys.entries():
@@ -100,7 +102,7 @@ class ProgressStore:
         self._gain(before, progress)
 
     def take_gained(self) -> dict[str, tuple[float, float]]:
-        """Return, by tenant, the charged tokens and trainer seconds that were written since the last call."""
+        """Return, by tenant, the charged tokens and trainer seconds by which the progress of its jobs has grown since the last call."""
         gained, self._gained = self._gained, {}
         return gained
 
@@ -118,7 +120,7 @@ class ProgressStore:
                 raise result
 
     async def put_running(self, all_progress: Iterable[Progress]) -> None:
-        """Write the progress of running jobs. If only counters have changed, write it at most once in `COUNTERS_S`. Raises as `put_all`."""
+        """Write the progress of running jobs. If only counters have changed, write it at most once in COUNTERS_S seconds. Raises as `put_all`."""
         running = (dated(progress, self.of(progress.ref)) for progress in all_progress)
         await self.put_all([progress for progress in running if self._is_due(progress)])
 

@@ -32,6 +32,7 @@ class PublishedAdapters:
     """Sends the files of published adapters, in parts, to the exporters that upload them. One object answers the requests for all jobs.
 
     Args:
+        context: of the orchestrator's process.
         documents: cache of the bucket `jobs`.
         progress_of: returns a job's last progress, which names the published versions; None if the job has none.
     """
@@ -81,7 +82,10 @@ class PublishedAdapters:
             log.exception("a request on %s is not answered", request.subject)
 
     async def _part_for(self, request: Request, wanted: AdapterRequest) -> AdapterPart | None:
-        """Return the answer; None, for no answer, if the request names another job than its subject does, or a reply subject of another job."""
+        """Return the answer to a request, whose parsed body is `wanted`.
+
+        Return None, so that no answer is sent, if the body names another job than the request's subject, or if the reply subject is another job's.
+        """
         is_own = request.subject == subjects.export(wanted.namespace, wanted.job)
         if not is_own or not subjects.is_reply_of(wanted.namespace, wanted.job, request.reply):
             log.debug("ignored a request on %s that names another job or reply subject", request.subject)

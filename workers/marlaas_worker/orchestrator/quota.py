@@ -13,7 +13,7 @@ from marlaas_api.messages import JobDocument, Progress, TenantQuota
 from marlaas_api.numeric import quantity
 
 REFRESH_S = 10.0
-"""Time for which a tenant's messages keep the same number of finished steps of the running job that they name, while the same jobs run."""
+"""Seconds for which the text of `QuotaMessages` about a tenant's running job is reused, although the finished steps in it have changed."""
 NUM_DETAILED = 8
 """Number of waiting jobs of a tenant whose messages name a running job and its finished steps. Other messages contain only the refusal."""
 TOKEN_WINDOW_S = 60.0
@@ -26,10 +26,10 @@ _GIB = 2**30
 
 @dataclass(slots=True)
 class TenantLoad:
-    """What a tenant uses of its quota.
+    """A tenant's use of those limits of its quota that are checked at admission: jobs, adapter slots, stored bytes.
 
     Attributes:
-        jobs: by uid of each admitted job, its number of agents that need adapter slots.
+        jobs: by uid of each admitted job, the number of its agents that need adapter slots.
         stored_bytes: bytes that all jobs of the tenant, admitted or not, keep in the blob store.
     """
 
@@ -48,7 +48,7 @@ class Quotas:
     Args:
         quotas: by tenant; a tenant that is absent has no limit.
         holding: admitted jobs.
-        stored: bytes that each tenant's jobs keep.
+        stored: by tenant, the bytes that its jobs keep in the blob store.
     """
 
     def __init__(
@@ -60,17 +60,17 @@ class Quotas:
             self.add(document)
 
     def add(self, document: JobDocument) -> None:
-        """Count an admitted job."""
+        """Add an admitted job to its tenant's load, if the tenant has a quota."""
         if document.tenant in self._loads:
             self._loads[document.tenant].jobs[document.uid] = document.spec.num_pinned
 
     def running(self, tenant: str) -> frozenset[str]:
-        """Return the uids of a tenant's admitted jobs."""
+        """Return the uids of a tenant's admitted jobs; none if the tenant has no quota."""
         load = self._loads.get(tenant)
         return frozenset(load.jobs) if load is not None else frozenset()
 
     def refusal(self, document: JobDocument) -> str:
-        """Return, as text with the use and the limit, which limit of its tenant refuses a job's admission; empty if none does."""
+        """Return why its tenant's quota refuses a job's admission, such as `over quota: 3 of 3 jobs`; empty if the quota admits it."""
         quota, load = self._quotas.get(document.tenant), self._loads.get(document.tenant)
         if quota is None or load is None:
             return ""
@@ -93,10 +93,10 @@ class _Waited:
 
 
 class QuotaMessages:
-    """Builds the messages of jobs over quota: the refusal, then the tenant's running job that is nearest to its end, with its finished steps.
+    """Builds the messages of jobs that a quota keeps waiting: the refusal, then the tenant's running job with the fewest steps left.
 
-    The finished steps change all the time, and thousands of jobs may wait. So a text is kept for `REFRESH_S` while the same jobs run, and only
-    the first `NUM_DETAILED` jobs of a tenant's queue have the steps in their message.
+    The message names the running job's finished steps. These change all the time, and thousands of jobs may wait. So the text about the running
+    job is kept for REFRESH_S seconds while the same jobs run, and only the first NUM_DETAILED jobs of a tenant's queue have it in their message.
     """
 
     def __init__(self) -> None:
@@ -108,11 +108,12 @@ class QuotaMessages:
         self._detailed.clear()
 
     def message(self, document: JobDocument, refusal: str, running: Mapping[str, Progress | None], now: float) -> str:
-        """Return the message of a job.
+        """Return the message of a waiting job, as text for people.
 
         Args:
+            document: of the waiting job.
             refusal: as `Quotas.refusal` returned.
-            running: progress of the tenant's admitted jobs by uid.
+            running: progress of the tenant's admitted jobs by uid; None for a job that has none yet.
             now: unix seconds.
         """
         tenant = document.tenant
@@ -136,10 +137,14 @@ def _nearest(running: Iterable[Progress | None]) -> str:
 
 @dataclass(slots=True)
 class RateLimit:
-    """A leaky bucket: its level is the use that exceeds what the rate has allowed so far. One window's allowance may be used at once.
+    """A leaky bucket for one rate of a tenant. One window's allowance may be used at once.
 
-    The unit of use is tokens or seconds. at: time of the last call of `use`, seconds; None before the first. rate: allowed use per second,
-    as of that call.
+    The unit of use is tokens or seconds.
+
+    Attributes:
+        level: as of `at`, the use that exceeds what the rate has allowed. Use adds to it, and `rate` is subtracted each second, down to 0.
+        at: time of the last call of `use`, seconds; None before the first.
+        rate: allowed use per second, as of that call.
     """
 
     level: float = 0.0
@@ -147,7 +152,10 @@ class RateLimit:
     rate: float = 0.0
 
     def use(self, amount: float, rate: float, now: float) -> None:
-        """Add what was used since the last call. amount: negative if use is taken back. rate: allowed per second."""
+        """Add `amount`, the use since the last call. It is negative if use is taken back.
+
+        rate: allowed use per second. now: seconds of the same clock at every call.
+        """
         elapsed = max(0.0, now - self.at) if self.at is not None else 0.0
         left = max(0.0, self.level - rate * elapsed)
         self.level, self.at, self.rate = max(0.0, left + amount), now, rate
@@ -190,6 +198,7 @@ class Pacing:
         """Add the use since the last call, and decide which tenants pause.
 
         Args:
+            quotas: by tenant; a tenant that is absent never pauses.
             gained: by tenant, charged tokens and trainer seconds since the last call.
             now: unix seconds.
         """
@@ -210,7 +219,10 @@ class Pacing:
 
 
 def _about(left_s: float) -> str:
-    """Return a rough time for a message. An exact one would change often, and each change is written to the progress of all the tenant's jobs."""
+    """Return `left_s`, in seconds, as rough text for a message, such as `, in about 5 minutes`.
+
+    An exact time would change often, and each change is written to the progress of all the tenant's jobs.
+    """
     minutes = next((minutes for minutes in _ROUGH_MINUTES if left_s <= 60 * minutes), None)
     if minutes is None:
         return f", in more than {_ROUGH_MINUTES[-1] // 60} hours"
@@ -222,7 +234,10 @@ def _about(left_s: float) -> str:
 
 
 def _rates(quota: TenantQuota) -> list[tuple[str, float | None, float, str]]:
-    """Return name, allowed rate per second, window in seconds and text of both rates: first tokens, then trainer seconds, as in `gained`."""
+    """Return each rate as (name, allowed use per second, window in seconds, text); None as allowed use: no limit.
+
+    The first is that of tokens, the second that of trainer seconds, in the order of the values of `gained` (`Pacing.update`).
+    """
     tokens, seconds = quota.tokens_per_second, quota.trainer_seconds_per_hour
     per_second = None if seconds is None else seconds / _HOUR_S
     return [

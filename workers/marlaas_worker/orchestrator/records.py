@@ -62,12 +62,17 @@ class SharedState:
 
 @dataclass(slots=True)
 class Records:
-    """One job's records. Appending to the job's log fails if another orchestrator has appended since this one has read it.
+    """Reads and writes one job's records on the bus: its log, steps, evaluations, episodes, turns, queued tasks and pins.
+
+    Appending to the job's log fails if another orchestrator has appended since this one has read it.
 
     A pin is the version of an agent from which a group's turns are sampled. The first pin counts and never changes. Pins of open groups
     are cached.
 
-    num_preemptions: number of the job's preemptions before its last admission.
+    Attributes:
+        context: of the orchestrator's process.
+        document: the job's present document.
+        num_preemptions: number of the job's preemptions before its last admission.
     """
 
     context: RoleContext
@@ -126,7 +131,7 @@ class Records:
         )
 
     async def _read_log(self) -> list[JobLogEntry]:
-        """Read the job's log."""
+        """Read the job's log, oldest entry first, without the entries of earlier jobs of this name. `_append` expects that it was read."""
         subject = subjects.job_log(self.ref.namespace, self.ref.name)
         stored = await self.bus.replay(subjects.GROUPS, subject)
         self._log = FencedSubject(self.bus, subject, stored[-1].sequence if stored else 0)
@@ -172,7 +177,10 @@ class Records:
         return record if record.uid == self.ref.uid else PolicyRecord(uid=self.ref.uid)
 
     async def cached_policy(self, agent: str, policies: BucketCache[PolicyRecord]) -> PolicyRecord:
-        """Return the agent's policy record from the cache, or from the bus if the cached one is missing, unreadable, outdated or of another job."""
+        """Return the agent's policy record from the cache `policies`.
+
+        If the cached record is missing, unreadable, outdated or another job's, read it from the bus.
+        """
         key = subjects.policy_key(self.ref.namespace, self.ref.name, agent)
         entry, record = policies.entry(key), policies.get(key)
         read = self._policy_revisions.get(agent, 0)
@@ -187,7 +195,10 @@ class Records:
         return record
 
     async def manifest(self, newest: BlobRef | None, step: int) -> Manifest:
-        """Return the manifest of the version that a step produced. newest: the manifest where the search starts."""
+        """Return the manifest of the version that a step produced.
+
+        newest: the agent's newest manifest, from which the search goes back to older versions.
+        """
         ref = newest
         while ref is not None:
             manifest = decode_as(Manifest, await self.context.blobs.get(ref), ref.name)
@@ -197,17 +208,19 @@ class Records:
         raise AssertionError(f"{self.ref}: step {step} is committed, and no manifest of the agent names it")
 
     async def log_issue(self, entry: IssueEntry) -> None:
-        """Append issued tasks or an evaluation to the job's log, before the tasks are published. Raises Overtaken."""
+        """Append an entry about issued tasks or an evaluation to the job's log. Call it before their tasks are published. Raises Overtaken."""
         await self._append(entry)
         failpoint("orchestrator.issue.after_log")
 
     async def log_decision(self, decision: Decision) -> None:
-        """Append a decision to the job's log. Raises Overtaken."""
+        """Append the decision about a group, or the decision that a step closes, to the job's log. Raises Overtaken."""
         await self._append(decision)
         failpoint("orchestrator.assign.after_log")
 
     async def compact(self, ledger: IssueLedger, step: int) -> None:
-        """Append the ledger to the log, and purge older entries, except the decisions of steps after `step`, the last one on record.
+        """Append the ledger to the log, and purge older entries, but no decision of a step after `step`, and no entry after such a decision.
+
+        step: the last step on record. ledger: the position in the training data, and all that is issued and not on record.
 
         A restart needs only the records and the remaining entries. If there is no older entry to purge, do nothing. The log keeps at least
         the ledger, because the next compare-and-set names the sequence of the newest entry.
@@ -254,7 +267,7 @@ class Records:
         await self.bus.consumer(subjects.TASKS, name, subject, ack_wait_s=subjects.TASK_ACK_WAIT_S)
 
     async def publish_task(self, task: TaskMessage, ended: Sequence[int] = ()) -> None:
-        """Queue a task; a duplicate within two minutes changes nothing. ended: members that have an Episode."""
+        """Queue a task; a duplicate within two minutes changes nothing. ended: numbers of its members that have an Episode: they are not played."""
         issued = {"num_preemptions": self.num_preemptions, "ended": tuple(ended)}
         # After a purge the same task needs a new id: a preemption increments num_preemptions, and more steps increment the generation.
         name = f"{task.group}.{self.num_preemptions}.{self.document.generation}"
@@ -262,7 +275,12 @@ class Records:
         await self.bus.publish(subject, encode(task.model_copy(update=issued)), message_id=name)
 
     async def create_pin(self, agent: str, group: str, version: int) -> None:
-        """Pin a group for an agent, unless it has a pin. Call it before a turn of the group can be requested."""
+        """Pin a group of an agent to a version, unless it has a pin. Call it before a turn of the group can be requested.
+
+        Args:
+            agent: name under which the group is pinned (`AgentSettings.pinned_as`).
+            group: name of the group.
+        """
         key = FencedKey(await self._bucket(subjects.PINS), self._pin_key(agent, group))
         try:
             await key.write(encode(Pin(version=version)))
@@ -271,7 +289,7 @@ class Records:
             await self.pin(agent, group)
 
     async def pin(self, agent: str, group: str) -> int | None:
-        """Return the version to which a group of an agent is pinned; None if it has no pin."""
+        """Return the version to which a group is pinned for an agent (`AgentSettings.pinned_as`); None if it has no pin."""
         if (agent, group) not in self._pins:
             entry = await (await self._bucket(subjects.PINS)).get(self._pin_key(agent, group))
             if entry is None or entry.data is None:
@@ -286,7 +304,10 @@ class Records:
     async def restore_pin(self, pinned_as: str, group: str, played: Iterable[tuple[str, Episode]]) -> None:
         """Recreate a group's pin if it has expired, from the oldest version in its turns.
 
-        pinned_as: name under which the group is pinned. played: agents that the pin is for, each with an episode in which it has turns.
+        Args:
+            pinned_as: name under which the group is pinned (`AgentSettings.pinned_as`); several agents may share it.
+            group: name of the group.
+            played: pairs of an agent to which this pin applies, and an episode in which it has turns.
         """
         if await self.pin(pinned_as, group) is not None:
             return
@@ -297,7 +318,7 @@ class Records:
             await self.create_pin(pinned_as, group, min(own))
 
     async def turn(self, episode: str, number: int) -> Turn | None:
-        """Return a recorded turn; None if it is not on record."""
+        """Return a recorded turn; None if it is not on record. episode: its name. number: of the turn in the episode."""
         stored = await self.bus.last(subjects.TURNS, subjects.turn(self.ref.namespace, self.ref.name, episode, number))
         if stored is None:
             return None
@@ -305,7 +326,7 @@ class Records:
         return message if isinstance(message, Turn) else None
 
     async def conversation(self, episode: str, leaf: int | None) -> list[Turn]:
-        """Return the recorded turns of a conversation, oldest first. leaf: number of its last turn; None: it has no turns."""
+        """Return the recorded turns of a conversation, oldest first. episode: its name. leaf: number of the last turn; None: no turns."""
         turns: list[Turn] = []
         while leaf is not None and (turn := await self.turn(episode, leaf)) is not None:
             turns.append(turn)

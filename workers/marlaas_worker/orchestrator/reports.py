@@ -1,4 +1,4 @@
-"""Builds the progress of a job. Pure."""
+"""Builds the progress of a job: its state as published in the bucket `progress`. Pure."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,9 @@ from marlaas_worker.orchestrator.usage import AdmittedTime, JobUsage
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Reasons for which a job waits that its `JobState` does not contain, as of one iteration of its loop. Texts, empty if they do not apply.
+    """Reasons why a job waits that do not follow from its own state (`JobState`), as of the last iteration of its loop.
+
+    Each is text for people, and empty if it does not apply.
 
     Attributes:
         over_quota: its tenant is over the quota of a rate.
@@ -43,7 +45,10 @@ class Seen:
 
 
 def delayed(progress: Progress, waits: Iterable[tuple[str, JobWait]]) -> Progress:
-    """Return a job's progress; if it runs, with reason and message of its longest wait. waits: each as (name of the worker, wait)."""
+    """Return a job's progress; if the job runs and has waits, with reason and message of its longest wait.
+
+    waits: each as (role and name of the process on which the job waits, wait).
+    """
     oldest = min(waits, key=lambda one: one[1].since, default=None)
     if oldest is None or progress.phase is not Phase.RUNNING:
         return progress
@@ -57,7 +62,14 @@ def delayed(progress: Progress, waits: Iterable[tuple[str, JobWait]]) -> Progres
 def progress(
     state: JobState, usage: JobUsage, times: AdmittedTime, standing: tuple[Phase, str, str], now: float
 ) -> Progress:
-    """Return the progress of a job whose records are read. standing: phase, reason and message, as `ending` or `doing` returned."""
+    """Return the progress of a job whose records are read.
+
+    Args:
+        usage: tokens and seconds of the job, from the replicas' reports.
+        times: times of its admissions.
+        standing: phase, reason and message, as `ending` or `doing` returned.
+        now: unix seconds.
+    """
     document, last = state.document, state.last_step
     phase, reason, message = standing
     versions = {agent: version for agent, version in state.versions.items() if version >= 0}
@@ -145,7 +157,12 @@ def _agents(state: JobState) -> dict[str, AgentProgress]:
 
 
 def queued(document: JobDocument, before: Progress | None, admission: Admission) -> Progress:
-    """Return the progress of a job that is not admitted now; its results so far stay."""
+    """Return the progress of a job that is not admitted now.
+
+    Args:
+        before: its stored progress, whose results stay; None if there is none.
+        admission: why the job waits.
+    """
     update = {
         "phase": Phase.SUSPENDED if document.spec.suspend else Phase.QUEUED,
         "admitted": False,
@@ -156,7 +173,13 @@ def queued(document: JobDocument, before: Progress | None, admission: Admission)
 
 
 def preempted(document: JobDocument, before: Progress, cut: UsageAmounts, why: str) -> Progress:
-    """Return the progress of a job that was preempted now. cut: usage of the plays that the preemption cut. why: text for people."""
+    """Return the progress of a job that was preempted now.
+
+    Args:
+        before: its progress up to the preemption.
+        cut: usage of the plays that the preemption cut.
+        why: text for people.
+    """
     recorded = total(before.usage.values())
     update = {
         "num_preemptions": before.num_preemptions + 1,
@@ -168,7 +191,7 @@ def preempted(document: JobDocument, before: Progress, cut: UsageAmounts, why: s
 
 
 def admitted(document: JobDocument, before: Progress | None, times: AdmittedTime) -> Progress:
-    """Return the progress of an admitted job whose records are not read yet."""
+    """Return the progress of an admitted job whose records are not read yet. before: its stored progress, with results so far; None: none."""
     update = {
         "phase": Phase.RUNNING,
         "admitted": True,
@@ -182,7 +205,13 @@ def admitted(document: JobDocument, before: Progress | None, times: AdmittedTime
 
 
 def failed(document: JobDocument, before: Progress | None, why: Finding, now: float) -> Progress:
-    """Return the progress of a job that has failed, by a verdict of the operator or an error of its control loop."""
+    """Return the progress of a job that has failed.
+
+    Args:
+        before: its stored progress, whose results stay; None if there is none.
+        why: a verdict of the operator, or an error of the job's control loop.
+        now: unix seconds.
+    """
     update = {
         "phase": Phase.FAILED,
         "admitted": False,
@@ -205,14 +234,17 @@ def _progress(document: JobDocument, before: Progress | None, said: Mapping[str,
 
 
 def dated(progress: Progress, before: Progress | None) -> Progress:
-    """Return the progress of an admitted job with `reason_at`, the time since which it has its reason. before: the published progress."""
+    """Return the progress of an admitted job with `reason_at` set: unix seconds since which the job has had its present reason.
+
+    before: the progress as last published; None if there is none.
+    """
     is_same = before is not None and before.admitted and before.reason == progress.reason
     since = before.reason_at if before is not None and is_same else progress.reason_at
     return progress.model_copy(update={"reason_at": progress.at if since is None else since})
 
 
 def promoted_versions(state: JobState) -> dict[str, int]:
-    """Return, by agent, the version that a finished job promotes: the last ones, or those of the best evaluation."""
+    """Return, by agent, the version that a finished job promotes: the last one, or that of the best evaluation (`evaluation.promote`)."""
     rewards = {version: record.reward_mean for version, record in state.evaluations.items()}
     chosen = best(rewards, state.version, state.document.spec.evaluation.promote)
     return state.versions if chosen == state.version else dict(state.evaluations[chosen].versions)
@@ -222,6 +254,7 @@ def ending(state: JobState, seen: Seen, given_up: str | None, admitted_s: float)
     """Return why a job ends now, as phase, reason and message; None if it goes on.
 
     Args:
+        seen: reasons why the job waits, for the message if the job is past its deadline.
         given_up: a trainer's reason, if all trainers of a pool have given the job up; None otherwise.
         admitted_s: seconds for which the job was admitted, in total.
     """
@@ -245,7 +278,12 @@ def ending(state: JobState, seen: Seen, given_up: str | None, admitted_s: float)
 
 
 def overdue(document: JobDocument, admitted_s: float, why: str) -> tuple[Phase, str, str] | None:
-    """Return phase, reason and message of a job that is past its deadline; None if it is not. why: what it waited for."""
+    """Return phase, reason and message of a job that has failed because it is past its deadline; None if it is not past it.
+
+    Args:
+        admitted_s: seconds for which the job was admitted, in total.
+        why: what the job waited for; empty if for nothing.
+    """
     deadline = document.spec.active_deadline_seconds
     if deadline is None or admitted_s <= deadline:
         return None
@@ -254,7 +292,10 @@ def overdue(document: JobDocument, admitted_s: float, why: str) -> tuple[Phase, 
 
 
 def _untrained(state: JobState) -> str:
-    """Return why agents have made no version in any step, if the job has several; empty if each has made one."""
+    """Return which trained agents are still at version 0, and why, as text.
+
+    Empty if there are none, or if the job has one policy only.
+    """
     usage, policies = state.recorded.usage, state.document.spec.policies
     untrained = [agent.name for agent in policies if agent.trainable and state.versions[agent.name] == 0]
     found = ", ".join(f"{name} ({_why_untrained(usage.get(name, UsageAmounts()))})" for name in untrained)
@@ -276,7 +317,7 @@ def versions_text(versions: Mapping[str, int]) -> str:
 
 
 def training_pools(state: JobState) -> set[str]:
-    """Return the pools whose trainers have steps of the job to train."""
+    """Return the pools whose trainers have steps of the job to train; none once every step is on record."""
     agents = () if state.training_over else (agent for agent in state.document.spec.policies if agent.trainable)
     return {state.document.pool_of(agent) for agent in agents}
 

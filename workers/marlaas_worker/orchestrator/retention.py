@@ -15,13 +15,19 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.names import JobRef
 
 PATIENCE_S = 600.0
-"""Seconds without an ack after which the recorder counts as gone, and the job's messages are purged without it."""
+"""Seconds without an ack of the recorder (of `marlaas run`) after which it counts as gone, and the job's messages are purged without it."""
 _ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
 class PurgeMark:
-    """Sequences of EPISODES and TURNS below which no message is needed, once the recorder has acked the episodes up to sequence `read`."""
+    """How far a job's messages may be purged, and when. The values are sequence numbers of streams.
+
+    Attributes:
+        episodes: messages of EPISODES below this may be purged.
+        turns: messages of TURNS below this may be purged.
+        read: the purge waits until the recorder has acked all messages of EPISODES up to this one.
+    """
 
     episodes: int
     turns: int
@@ -32,6 +38,7 @@ class Retention:
     """Purges the messages of one job from EPISODES and TURNS when they are no longer needed.
 
     Each recorded step sets a mark (`PurgeMark`): all messages below it may be purged one step later, once the recorder has acked the episodes.
+    The recorder is the part of `marlaas run` that stores a job's episodes; a job may have none. now: clock in seconds.
     """
 
     def __init__(self, bus: Bus, ref: JobRef, now: Callable[[], float]) -> None:
@@ -54,7 +61,7 @@ class Retention:
 
         Args:
             is_open: returns whether a group is open now.
-            turns: sequence of TURNS below which all turns belong to recorded steps.
+            turns: sequence number of TURNS; all turns of the job below it belong to recorded steps and evaluations.
         """
         self._first = {group: sequence for group, sequence in self._first.items() if is_open(group)}
         self._marks.append(PurgeMark(min(self._first.values(), default=self._last + 1), turns, self._last))
@@ -62,12 +69,12 @@ class Retention:
     def mark_end(self, turns: int) -> None:
         """Set the last mark of a job that has ended. Its last episodes stay for readers.
 
-        turns: sequence of TURNS below which the job's turns are needed by its recorder only.
+        turns: sequence number of TURNS; the job's turns below it are needed by its recorder only.
         """
         self._marks.append(PurgeMark(1, turns, _ALL))
 
     async def purge(self, *, at_once: bool) -> bool:
-        """Purge up to the newest mark whose episodes the recorder has acked; return whether there was one. Raises errors of the bus.
+        """Purge up to the newest mark whose episodes the recorder has acked; return whether there was such a mark. Raises errors of the bus.
 
         at_once: use the newest mark, too, which otherwise waits for the mark of the next step.
         """
@@ -91,7 +98,10 @@ class Retention:
         return True
 
     def _is_read(self, recorder: Position | None, mark: PurgeMark) -> bool:
-        """Return whether the recorder, if there is one, has acked the episodes up to the mark, or has acked nothing for PATIENCE_S."""
+        """Return whether the purge up to a mark needs to wait no more for the recorder.
+
+        True if the recorder has acked the episodes up to the mark, or nothing for PATIENCE_S seconds, or if there is none (None).
+        """
         if recorder is None or recorder.has_acked(mark.read):
             return True
         if recorder.acked != self._acked:

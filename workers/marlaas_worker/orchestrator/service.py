@@ -1,4 +1,6 @@
-"""The orchestrator's control loop: lease, job documents, admission, jobs, `progress`, and deletions."""
+"""The orchestrator's main loop. While this replica holds the lease, it reads the job documents, admits jobs and runs their control loops,
+publishes their progress, and deletes the data of deleted jobs.
+"""
 
 import asyncio
 import logging
@@ -232,7 +234,9 @@ class _Service:
             self._jobs.of(one).published = one, why
 
     def _scene(self, documents: dict[str, JobDocument], holding: list[JobDocument]) -> AdmissionScene:
-        """Return the values on which admissions depend. Add the tenants' use, and have the jobs of tenants over a rate issue no tasks.
+        """Return the values on which admissions depend.
+
+        Also add the tenants' use since the last call to their past use, and have the jobs of tenants over a rate issue no tasks.
 
         Args:
             documents: all job documents, by uid.

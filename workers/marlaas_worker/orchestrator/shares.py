@@ -18,12 +18,12 @@ _FORGOTTEN = 1e-6
 
 
 class Holdings:
-    """Units of resources that each tenant holds, and its share.
+    """Units of the pools' resources that each tenant holds, and each tenant's share.
 
     A dominant share is the largest fraction of any resource's total that a tenant holds; the tenant's share is this fraction divided by its weight.
 
     Args:
-        totals: total units by resource.
+        totals: total units of all pools, by resource.
         weights: by tenant; a tenant that is absent has weight 1.
         holding: demands of the admitted jobs.
     """
@@ -41,7 +41,7 @@ class Holdings:
         return copied
 
     def take(self, demand: JobDemand, sign: int = 1) -> None:
-        """Add the units of an admitted job to its tenant's; with sign -1, subtract them."""
+        """Add the units of an admitted job to those that its tenant holds; with sign -1, subtract them."""
         held = self._held.setdefault(demand.tenant, {})
         for resource, units in demand.need.items():
             held[resource] = held.get(resource, 0) + sign * units
@@ -68,7 +68,12 @@ class Holdings:
 
 @dataclass(slots=True)
 class PastUse:
-    """Past use of each tenant, decayed: 1 is a dominant share of 1 for one second. at: unix seconds up to which it is computed; None at first."""
+    """Past use of the pools by each tenant: its dominant share, integrated over time in seconds, with a half-life of HALF_LIFE_S.
+
+    Attributes:
+        use: past use by tenant; 1 is a dominant share of 1 held for one second. A tenant that is absent has 0.
+        at: unix seconds up to which the use is computed; None before the first `advance`.
+    """
 
     use: dict[str, float] = field(default_factory=dict)
     at: float | None = None
@@ -93,9 +98,9 @@ class PastUse:
         self.use[tenant] = self.use.get(tenant, 0.0) + share * ENTRY_S
 
     def refund(self, tenant: str, share: float) -> None:
-        """Subtract what `enter` added for a job that was preempted, since its next admission adds it again."""
+        """Subtract what `enter` added for a job of this dominant `share` that was preempted: its next admission adds it again."""
         self.use[tenant] = max(0.0, self.use.get(tenant, 0.0) - share * ENTRY_S)
 
     def of(self, tenant: str) -> float:
-        """Return a tenant's past use."""
+        """Return a tenant's past use; 0 if it has none."""
         return self.use.get(tenant, 0.0)

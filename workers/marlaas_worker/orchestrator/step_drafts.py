@@ -11,10 +11,10 @@ class AgentDraft:
     """One agent's part of a step that is not recorded yet.
 
     Attributes:
-        base_version: version at which the step trains, if every earlier step in which the agent has groups makes a version.
-        follows: the agent's last step before this one that has groups; -1: none.
-        assigned: groups that the step trains, by position.
-        resolved: all groups decided in the step, in the order of the decisions.
+        base_version: the agent's version before the step, if each earlier step that is not recorded makes a version of every agent it trains.
+        follows: the last step before this one that trains groups of the agent; -1: none.
+        assigned: the agent's groups that the step trains, in the order of the decisions.
+        resolved: the agent's part of every group decided in the step, trained or not, in the order of the decisions.
     """
 
     base_version: int
@@ -24,7 +24,7 @@ class AgentDraft:
 
     @property
     def next_version(self) -> int:
-        """The version after the step, as of the groups that it has."""
+        """The agent's version after the step: `base_version`, plus 1 if the step trains any of the agent's groups as of now."""
         return self.base_version + bool(self.assigned)
 
     @property
@@ -39,9 +39,11 @@ class StepDraft:
     """A step that is not recorded yet.
 
     Attributes:
-        agents: the part of each agent, in the order of the manifest.
+        step: number of the step.
+        agents: the part of each agent that has a policy, in the order of the manifest.
         decided: the decisions by group index, in their order.
         trained: indices of groups that train at least one agent.
+        closed: whether the step is closed: it trains no further groups.
     """
 
     step: int

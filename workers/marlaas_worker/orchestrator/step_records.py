@@ -42,9 +42,9 @@ class Around:
     Attributes:
         began_at: unix seconds of the record of the step before, or of the job's start.
         ended_at: unix seconds of this record.
-        skips: number of visits skipped since the step before, as (solved, hopeless).
-        outcomes: known difficulties of the step's tasks.
-        untrained: by agent, the trainer's report of a step with groups that made no version.
+        skips: how often tasks were skipped since the step before, as (because they were solved, because they were hopeless).
+        outcomes: difficulties of the step's tasks, as far as they are known.
+        untrained: for each agent that had groups in the step and made no version, the trainer's report of that.
     """
 
     began_at: float
@@ -55,7 +55,10 @@ class Around:
 
 
 def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> Around:
-    """Return the facts about a step that is recorded now. started_at: the job's start, unix seconds. now: unix seconds."""
+    """Return times, skips, difficulties and reports (`Around`) for the record of a step that is recorded now.
+
+    started_at: the job's start, unix seconds. now: unix seconds.
+    """
     return Around(
         began_at=state.last_step.at if state.last_step else started_at,
         ended_at=now,
@@ -70,7 +73,13 @@ def around(state: JobState, draft: StepDraft, started_at: float, now: float) -> 
 def step_record(
     document: JobDocument, draft: StepDraft, manifests: Mapping[str, Manifest], around: Around
 ) -> StepRecord:
-    """Return the record of a finished step. manifests: of the versions that it made, by agent."""
+    """Return the record of a finished step.
+
+    Args:
+        draft: the groups of the step.
+        manifests: by agent, the manifest of the version that the step made; no entry if it made none.
+        around: the other values of the record.
+    """
     made: dict[str, Manifest | UntrainedStep] = {**manifests, **around.untrained}
     trainer = {agent: UsageAmounts(trainer_s=one.train_s) for agent, one in made.items()}
     used = {agent: _untrained_use(one) if agent in around.untrained else one for agent, one in draft.usage().items()}
@@ -165,7 +174,7 @@ def _metrics(made: Mapping[str, Manifest | UntrainedStep], *, by_agent: bool) ->
 
 
 def _rewards(agent: AgentSettings, part: AgentDraft) -> list[float]:
-    """Return an agent's rewards in a step. part: of the policy that it plays."""
+    """Return an agent's rewards in a step. part: the step's draft for the policy that the agent plays."""
     return [reward for group in part.resolved for reward in _of_player(agent, group)]
 
 
@@ -174,7 +183,10 @@ def _of_player(agent: AgentSettings, group: GroupResolution) -> tuple[float, ...
 
 
 def _team_rewards(players: Iterable[tuple[AgentSettings, AgentDraft]]) -> list[float]:
-    """Return, for each episode of a step, the mean reward over those of the agents that its task may call."""
+    """Return, for each episode of a step, the mean reward over those of the agents that its task may call.
+
+    players: each agent, with the step's draft for the policy that it plays.
+    """
     by_group: defaultdict[int, list[tuple[float, ...]]] = defaultdict(list)
     for agent, part in players:
         for group in part.resolved:
@@ -184,7 +196,7 @@ def _team_rewards(players: Iterable[tuple[AgentSettings, AgentDraft]]) -> list[f
 
 
 def _num_episodes(players: Iterable[tuple[AgentSettings, AgentDraft]]) -> int:
-    """Return the number of episodes without a fault in a step."""
+    """Return the number of episodes without a fault in a step. players: each agent, with the step's draft for the policy that it plays."""
     sizes: Counter[int] = Counter()
     for agent, part in players:
         for group in part.resolved:
@@ -215,7 +227,12 @@ def _agent_step(agent: AgentSettings, part: AgentDraft, made: Manifest | Untrain
 
 
 def _causes(part: AgentDraft, made: UntrainedStep | None) -> Counter[UntrainedCause]:
-    """Return the number of a policy's groups by the cause for which they trained none of its tokens. made: the trainer's report of the step."""
+    """Return how many groups of a step trained no token of a policy, by cause.
+
+    Args:
+        part: the step's draft for the policy.
+        made: the trainer's report that its groups trained no token; None if there is none.
+    """
     found = Counter({made.cause: len(part.assigned)} if made is not None else {})
     found.update(_cause(group) for group in part.resolved if isinstance(group, GroupUnused))
     return found
@@ -228,7 +245,7 @@ def _cause(group: GroupUnused) -> UntrainedCause:
 
 
 def _num_flat(parts: Iterable[AgentDraft]) -> int:
-    """Return the number of groups that are flat (equal rewards) for at least one agent, and have signal for none."""
+    """Return the number of groups that are flat (equal rewards) for at least one agent, and have signal for none. parts: of one step, by agent."""
     outcomes = [(group.index, group.outcome) for part in parts for group in part.resolved]
     flat = {index for index, outcome in outcomes if outcome is GroupOutcome.FLAT}
     return len(flat - {index for index, outcome in outcomes if outcome is GroupOutcome.SIGNAL})
@@ -238,7 +255,11 @@ def _num_flat(parts: Iterable[AgentDraft]) -> int:
 class EvaluationEnd:
     """What the record of a complete evaluation needs besides its episodes.
 
-    at: its end, unix seconds. samples: episodes for people. usage: by agent. trained_prompts: digests of the tasks trained on so far.
+    Attributes:
+        at: end of the evaluation, unix seconds.
+        samples: a few episodes in readable form, for people.
+        usage: usage of the evaluation's episodes, by agent.
+        trained_prompts: digests of the prompts of the tasks trained on so far.
     """
 
     at: float
@@ -248,7 +269,7 @@ class EvaluationEnd:
 
 
 def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -> EvalRecord:
-    """Return the record of a complete evaluation."""
+    """Return the record of a complete evaluation. run: the evaluation, with its episodes. end: the other values of the record."""
     agents, settings = document.spec.agents, run.settings
     trained = [agent.name for agent in agents if agent.trainable]
     main = run.suite(settings.main)
@@ -276,10 +297,10 @@ def eval_record(document: JobDocument, run: EvaluationRun, end: EvaluationEnd) -
 
 
 def sample(episode: Episode, turns: Mapping[str, Sequence[Turn]], trained: Sequence[str]) -> EvalSample:
-    """Return an episode for people: its first prompt, and all replies joined by arrows, in their order.
+    """Return an episode in readable form, for people: its first prompt, and all replies joined by arrows, in order of time.
 
     Args:
-        turns: by agent, its last conversation. If there are several agents, each reply begins with its agent.
+        turns: by agent, the turns of its last conversation. If there are several agents, each reply begins with the agent's name.
         trained: the trained agents; the reward is the mean of those that the task may call.
     """
     order = sorted(

@@ -56,7 +56,8 @@ class StepRules:
         max_staleness: largest staleness, in versions, at which a group is trained; 0 is strict mode.
         max_refill: at most P * (1 + max_refill) groups are decided in a step.
         steps: number of steps in all.
-        demonstrated: number of the first steps that train demonstrations, of `rows_per_step` groups each.
+        demonstrated: number of steps that train demonstrations; they come first.
+        rows_per_step: number of groups in a step that trains demonstrations.
     """
 
     groups_per_step: int
@@ -77,15 +78,19 @@ class StepRules:
 
 
 class Assembly:
-    """Steps of a job that are not recorded yet, oldest first. The last one is open unless training is over.
+    """Decides to which step of a job each complete group belongs, whether the step trains it, when the step closes, and how many groups to issue.
+
+    Holds the steps that are not recorded yet. The last one is open unless training is over.
 
     Attributes:
-        drafts: the steps that are not recorded yet.
+        drafts: the steps that are not recorded yet, oldest first.
         versions: by agent, the version at which the oldest of `drafts` trains; -1 while the agent has no version.
-        oldest: by index of each group in flight, and by agent, a lower bound of the versions of its turns; 0 for an agent that is missing.
+        oldest: by index of each group in flight, and by agent, a lower bound of the versions of the group's turns; 0 for an agent that is missing.
             The caller adds groups, and updates the bounds.
 
     Args:
+        ref: the job.
+        rules: limits of the job's steps.
         versions: by agent, in the order of the manifest, the first version; -1 while the agent has none.
     """
 
@@ -106,7 +111,7 @@ class Assembly:
 
     @property
     def next_versions(self) -> dict[str, int]:
-        """By agent, the version at which the open step is trained; its trainer may not have committed it yet."""
+        """By agent, the version at which the open step is trained; its trainer may not have committed it yet. `versions` if no step is open."""
         draft = self.open
         return (
             dict(self.versions) if draft is None else {name: part.base_version for name, part in draft.agents.items()}
@@ -138,7 +143,9 @@ class Assembly:
         return {index for index, versions in self.oldest.items() if self._slack(self.next_versions, versions) <= 0}
 
     def next_decision(self, ready: Sequence[Sampled]) -> Sampled | None:
-        """Return which complete group to decide now; None if there is none, or if groups in flight need the places that are left.
+        """Return which complete group to decide now, and the versions that it was sampled from.
+
+        None if no group is complete, if groups in flight need the places left in the open step, or if every step is on record.
 
         Args:
             ready: complete groups, in the order of `in_order`.
@@ -240,9 +247,10 @@ class Assembly:
         return draft if finished else None
 
     def recorded(self, step: int, versions: Mapping[str, int], trained: Iterable[str]) -> None:
-        """Remove the oldest step, which is recorded.
+        """Remove the oldest step, which is recorded now, and take over the agents' versions after it.
 
         Args:
+            step: number of the step.
             versions: by agent, the version after the step: the same as before, if the step trained no token of the agent.
             trained: agents for which the step has groups.
         """
@@ -258,7 +266,7 @@ class Assembly:
             self._open()
 
     def num_uncommitted(self) -> int:
-        """Return the number of groups assigned to steps that are not recorded yet."""
+        """Return the number of groups that are assigned for training to the steps in `drafts`, which are not recorded yet."""
         return sum(len(draft.trained) for draft in self.drafts)
 
     def want(self, in_flight: int, served: Mapping[str, int]) -> int:
@@ -266,7 +274,7 @@ class Assembly:
 
         Args:
             in_flight: number of groups in flight.
-            served: by agent, the version from which a new group is sampled, or an older one.
+            served: by agent, a lower bound of the version from which a new group will be sampled.
         """
         draft = self.open
         if draft is None:
@@ -287,14 +295,17 @@ class Assembly:
         return max(0, min(credit, timely, room + later - in_flight))
 
     def _want_demonstrated(self, draft: StepDraft, in_flight: int) -> int:
-        """Return how many new groups to issue while a demonstrated step is open."""
+        """Return how many new groups to issue while a demonstrated step, `draft`, is open. in_flight: number of groups in flight."""
         size = self.rules.rows_per_step
         left = (self.rules.demonstrated - draft.step) * size - len(draft.decided) - in_flight
         credit = (1 + max(1, self.rules.max_staleness)) * size - in_flight - self.num_uncommitted()
         return max(0, min(left, credit))
 
     def needed_versions(self, in_flight: int) -> dict[str, int]:
-        """Return, by agent, the oldest version from which the next issued group may be sampled without becoming too stale."""
+        """Return, by agent, the oldest version from which the next issued group may be sampled without becoming too stale.
+
+        in_flight: number of groups in flight, which are trained before it.
+        """
         draft = self.open
         if draft is None:
             return dict(self.versions)
@@ -329,16 +340,20 @@ class Assembly:
         return is_full or self._fits(slacks, self.rules.groups_per_step)
 
     def _slack(self, at: Mapping[str, int], versions: Mapping[str, int]) -> int:
-        """Return how many steps after the one that trains at versions `at` a group can still be trained; below 0: it is too stale already.
+        """Return for how many more versions a group stays trainable, beyond a step that trains at the versions `at`.
 
-        versions: by agent, the oldest versions of the group's turns.
+        0: that step can train the group, and the next one cannot. Negative: the group is too stale for that step already.
+
+        at, versions: by agent; the latter are the oldest versions of the group's turns.
         """
         return min(versions.get(agent, 0) + self.rules.max_staleness - version for agent, version in at.items())
 
     def _fits(self, slacks: Iterable[int], places: int) -> bool:
-        """Return whether all groups can get places before they are too stale (earliest deadline first); those too stale already do not count.
+        """Return whether all groups can be trained before they are too stale (earliest deadline first). Those too stale already do not count.
 
-        slacks: as `_slack` returns. places: number of places left in the step that groups of slack 0 need.
+        Args:
+            slacks: of each group, as `_slack` returns it.
+            places: number of groups that the step from which the slacks count can still take. Each later step takes `groups_per_step`.
         """
         timely = sorted(slack for slack in slacks if slack >= 0)
         later = self.rules.groups_per_step

@@ -37,10 +37,10 @@ class SpaceNeed:
     """Bytes of the stream that one job holds, and that it may need.
 
     Attributes:
-        held: bytes of the turns of its open groups and evaluation, whether written already or not.
-        step: bytes of a step with all refills, and of an evaluation. It is reduced to what one job may have, unless a step
+        held: bytes of the turns of the job's open groups and its evaluation, whether written already or not.
+        step: bytes of a step with all refills, plus those of an evaluation. The sum is reduced to what one job may have, unless a step
             without refills is known to need more.
-        wanted: `step`, and the bytes of the steps that may be played ahead.
+        wanted: `step`, plus the bytes of the steps that may be played ahead.
     """
 
     held: int
@@ -59,7 +59,7 @@ class SpaceNeed:
 
 
 def bounds(total: int, needs: Mapping[str, SpaceNeed]) -> dict[str, int]:
-    """Return the bytes that each job may hold; jobs begin a step in the order of `needs`.
+    """Return the bytes that each job may hold, by uid; jobs begin a step in the order of `needs`.
 
     The sum exceeds `total` only if the reserved bytes do. A job without open groups gets its whole step or
     nothing. While a job waits to begin, no job behind it begins, unless the waiting job's step exceeds the
@@ -87,7 +87,7 @@ def bounds(total: int, needs: Mapping[str, SpaceNeed]) -> dict[str, int]:
 
 
 def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
-    """Share out `left` bytes evenly, by job: no job gets more than its wish, and the remainder goes to the others."""
+    """Share out `left` bytes evenly; return the bytes by job. No job gets more than its wish, and the remainder goes to the others."""
     given = {}
     for num_done, (uid, wish) in enumerate(sorted(wishes.items(), key=lambda pair: pair[1])):
         given[uid] = max(0, min(wish, left // (len(wishes) - num_done)))
@@ -96,7 +96,10 @@ def _even(left: int, wishes: Mapping[str, int]) -> dict[str, int]:
 
 
 class StreamSpace:
-    """Shares out the space of the stream TURNS among the jobs. Jobs begin a step in the order in which they began to wait."""
+    """Shares out the space of the stream TURNS among the jobs. Jobs begin a step in the order in which they began to wait.
+
+    state: size and limit of the stream, as of the last `refresh`.
+    """
 
     def __init__(self) -> None:
         self.state = StreamState(0, 0, -1)
@@ -159,7 +162,7 @@ class StreamSpace:
         self._waiting.pop(uid, None)
 
     def _set(self, uid: str, need: SpaceNeed | None) -> None:
-        """Replace a job's need, and update the sums over all jobs."""
+        """Replace a job's need, and update the sums over all jobs. need: None removes it."""
         before = self._needs.pop(uid, None) if need is None else self._needs.get(uid)
         for one, sign in ((before, -1), (need, 1)):
             if one is not None:
@@ -211,9 +214,14 @@ class JobSpace:
     """Takes and releases space in the stream TURNS for the groups and the evaluation of one job.
 
     Attributes:
-        size: estimated size of the job's episodes.
-        why: why it has no space to issue groups now, as text; empty if it has.
-        is_demonstrated: whether its groups are demonstrations, of one episode each.
+        why: why the job has no space to issue groups or to evaluate now, as text; empty if it has space, or asked for none.
+        is_demonstrated: whether the job's groups are demonstrations now, of one episode each. The caller sets it.
+
+    Args:
+        stream: the space that all jobs share.
+        uid: the job's uid.
+        spec: the job's spec, which has the sizes of groups, steps and evaluations.
+        size: estimated size of the job's episodes, which the caller updates.
     """
 
     def __init__(self, stream: StreamSpace, uid: str, spec: JobSpec, size: EpisodeSize) -> None:
@@ -223,12 +231,21 @@ class JobSpace:
         self._stream, self._uid, self._spec = stream, uid, spec
 
     def update(self, num_open: int, *, evaluating: bool, asks: bool) -> None:
-        """Set the number of the job's open groups, and whether an evaluation is in progress. asks: whether the job wants more space."""
+        """Set the space that the job holds. `why` becomes empty.
+
+        Args:
+            num_open: number of the job's open groups.
+            evaluating: whether an evaluation is in progress.
+            asks: whether the job wants more space; if not, it leaves the waiting order.
+        """
         self.why = ""
         self._stream.update(self._uid, self._need(num_open, evaluating), asks=asks)
 
     def take(self, num_open: int, wanted: int, *, evaluating: bool) -> int:
-        """Take space for up to `wanted` groups beside the open ones; return the number of groups that may be issued."""
+        """Take space for up to `wanted` more groups; return the number of groups that may be issued. If it is 0, `why` may say why.
+
+        num_open: number of the job's open groups. evaluating: whether an evaluation is in progress.
+        """
         bound = self._stream.request(self._uid, self._need(num_open, evaluating))
         num = max(0, min(wanted, (bound - self._evaluation()) // self._group() - num_open))
         if num == 0 and num_open < self._most() + self._ahead():  # with more, it waits for its own trainers
@@ -237,7 +254,10 @@ class JobSpace:
         return num
 
     def may_evaluate(self, num_open: int) -> bool:
-        """Return whether an evaluation may begin, and take its space. A job with open groups has space for one already."""
+        """Return whether an evaluation may begin, and take its space if so. A job with open groups has space for one already.
+
+        num_open: number of the job's open groups.
+        """
         if num_open == 0 and self._stream.request(self._uid, self._need(0, False)) < self._evaluation():
             self.why = self._explain()
             return False
@@ -245,7 +265,7 @@ class JobSpace:
         return True
 
     def release(self) -> None:
-        """Release the space."""
+        """Release all space that the job holds."""
         self._stream.release(self._uid)
 
     def _need(self, num_open: int, evaluating: bool) -> SpaceNeed:

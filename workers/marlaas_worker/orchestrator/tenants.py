@@ -60,6 +60,7 @@ class TenantAccounts:
         """Add a job's usage to that of its tenant's removed jobs, before the job's progress is deleted. A repeated call adds nothing.
 
         Args:
+            progress: of the job.
             present: uids of all jobs that have a progress.
 
         Raises:
@@ -76,7 +77,7 @@ class TenantAccounts:
             await self._write(account.model_copy(update={"removed": account.removed + amounts, "removing": removing}))
 
     async def save(self, all_progress: Iterable[Progress], now: float) -> None:
-        """Write the totals that have changed, if the last write is at least `TOTALS_S` ago. now: unix seconds."""
+        """Write the totals that have changed, if the last write is at least TOTALS_S seconds ago. now: unix seconds."""
         if 0 <= now - self._written_at < TOTALS_S:
             return
         async with self._writes:
@@ -95,7 +96,12 @@ class TenantAccounts:
 
 
 def summed(accounts: Mapping[str, TenantUsage], all_progress: Iterable[Progress]) -> dict[str, TenantUsage]:
-    """Return the accounts by tenant with new totals: the usage of removed jobs, and of the jobs that have a progress."""
+    """Return each tenant's account with a new `total`: the sum of the usage of its removed jobs and of its jobs that have a progress.
+
+    Args:
+        accounts: present accounts by tenant.
+        all_progress: progress of every job.
+    """
     present: dict[str, list[UsageAmounts]] = defaultdict(list)
     for progress in all_progress:
         tenant = _tenant(progress)
@@ -115,7 +121,10 @@ def _tenant(progress: Progress) -> str:
 
 
 class TenantUse:
-    """Reads and writes the tenants' past use on the bus, and decides which tenants' jobs pause because the tenant is over a rate (`Pacing`)."""
+    """Reads and writes the tenants' past use on the bus, and decides which tenants' jobs pause because the tenant is over a rate.
+
+    pacing: says whether a tenant's jobs pause. queue: the admission queue, which computes the past use (`queue.past`).
+    """
 
     def __init__(self, bus: Bus, queue: AdmissionQueue) -> None:
         self.pacing = Pacing()
@@ -137,7 +146,7 @@ class TenantUse:
         self._past.use, self._past.at = dict(record.use), record.at or None
 
     async def save(self, now: float) -> None:
-        """Write the past use, if the last write is at least `PAST_USE_S` ago. Raises Overtaken, and errors of the bus."""
+        """Write the past use, if the last write is at least PAST_USE_S seconds ago. now: unix seconds. Raises Overtaken, and errors of the bus."""
         if 0 <= now - self._written_at < PAST_USE_S or not self._past.use or self._is_unread or self._key is None:
             return
         record = PastUses(use=dict(self._past.use), at=self._past.at or now)

@@ -17,11 +17,12 @@ from marlaas_api.messages.usage import merged
 
 @dataclass(slots=True)
 class RunningTotal:
-    """Sum of the replicas' totals, each of which restarts from zero when its replica restarts.
+    """Sum over replicas of a total that each of them reports, and that restarts from zero when the replica restarts.
 
     Attributes:
+        total: the sum. It only grows.
         counted: by replica (`<pool>/<name>`), the part of its present total that `total` contains.
-        since_seen: whether to leave out what a replica's total had at its first report.
+        since_seen: whether `total` leaves out the value of a replica's first report, and counts only the growth since then.
     """
 
     total: float = 0.0
@@ -39,9 +40,15 @@ class RunningTotal:
 class JobUsage:
     """Tokens, seconds of engines and slots, and recorded bytes of one job, over all replicas of its pools.
 
-    window_s: seconds over which `tokens_per_s` is averaged. engine_s: seconds of engines. slot_s: seconds of adapter slots, by agent.
-    turn_bytes: bytes of recorded turns, since this orchestrator first saw each replica.
-    preempted_tokens, preempted_engine_s: of the generations that were cancelled after a preemption of the job; part of the totals.
+    Attributes:
+        uid: the job's uid.
+        window_s: seconds over which `tokens_per_s` is averaged.
+        tokens: generated tokens.
+        engine_s: seconds of engines.
+        preempted_tokens: the part of `tokens` in generations that were cancelled after a preemption of the job.
+        preempted_engine_s: the part of `engine_s` in such generations.
+        slot_s: seconds of adapter slots, by agent.
+        turn_bytes: bytes of recorded turns, since this orchestrator first saw each replica.
     """
 
     uid: str
@@ -56,10 +63,12 @@ class JobUsage:
 
     @classmethod
     def of(cls, uid: str, before: Progress | None) -> "JobUsage":
-        """Return the usage of a job.
+        """Return the usage of a job, continued from its published progress.
 
-        before: its published progress, whose totals are continued. It says how much of each replica's totals they contain, so usage
-        since then counts too, except that of a replica which was restarted before this orchestrator read its report.
+        Usage since that progress was written counts too, because the progress has, for each replica, how much of the replica's total it
+        includes. Usage is lost only of a replica that was restarted before this orchestrator read its report.
+
+        before: the published progress; None: start from zero.
         """
         if before is None:
             return cls(uid)
@@ -119,7 +128,7 @@ class JobUsage:
         }
 
     def tokens_per_s(self) -> float:
-        """Return the generated tokens per second over the window; 0 until two points are known."""
+        """Return the generated tokens per second over the last `window_s` seconds; 0 if `see` was called fewer than two times in them."""
         if len(self._points) < 2:
             return 0.0
         (start, before), (end, after) = self._points[0], self._points[-1]
@@ -127,23 +136,23 @@ class JobUsage:
 
 
 def _apart(counted: Mapping[str, tuple[int, float]]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the counted tokens and the counted seconds by replica."""
+    """Split (tokens, seconds) by replica into the tokens by replica and the seconds by replica."""
     tokens = {name: float(number) for name, (number, _) in counted.items()}
     return tokens, {name: seconds for name, (_, seconds) in counted.items()}
 
 
 def _together(tokens: RunningTotal, seconds: RunningTotal) -> dict[str, tuple[int, float]]:
-    """Return the counted tokens and seconds by replica, without the replicas of which nothing was counted."""
+    """Return (tokens, seconds) by replica: how much of its totals is counted. Replicas of which nothing is counted are left out."""
     names = (name for name, number in tokens.counted.items() if number or seconds.counted[name])
     return {name: (int(tokens.counted[name]), seconds.counted[name]) for name in names}
 
 
 LATE_S = 10.0
-"""Longest time between the end of a job and the replicas' report of its last use."""
+"""Longest time, in seconds, between the end of a job and the replicas' reports of its last use."""
 
 
 def has_just_ended(progress: Progress, now: float) -> bool:
-    """Return whether replicas may still report use of an ended job. now: unix seconds."""
+    """Return whether a job has ended so recently that replicas may still report use of it. now: unix seconds."""
     return progress.phase.final and now - (progress.finished_at or 0.0) <= LATE_S
 
 
@@ -165,7 +174,8 @@ class AdmittedTime:
         admitted_at: its last admission.
         counted_from: `now` minus this is the total time for which it was admitted; a restart of its loop loses up to one second.
         num_preemptions: how often it was preempted.
-        cut_tokens, cut_engine_s: generated tokens and engine seconds of the plays that preemptions cut, as in its `Progress`.
+        cut_tokens: generated tokens of the plays that preemptions cut, as in its `Progress`.
+        cut_engine_s: engine seconds of these plays, as in its `Progress`.
     """
 
     started_at: float
@@ -177,7 +187,7 @@ class AdmittedTime:
 
     @classmethod
     def of(cls, before: Progress | None, now: float) -> "AdmittedTime":
-        """Return the times of a job that is admitted now, or was already according to its published progress."""
+        """Return the times of a job that is admitted now, or already was by its published progress. before: this progress; None: first admission."""
         if before is None:
             return cls(now, now, now)
         since = before.admitted_at if before.admitted and before.admitted_at is not None else now
