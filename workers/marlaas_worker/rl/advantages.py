@@ -51,6 +51,7 @@ def overlong_penalty(num_tokens: int, max_tokens: int, last: int) -> float:
 
     Args:
         num_tokens: generated tokens of the reply.
+        max_tokens: most tokens that a reply may have.
         last: number of tokens over which the penalty falls; 0 disables it.
     """
     over = num_tokens - (max_tokens - last)

@@ -36,7 +36,13 @@ FLOOR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """A correction, and the largest (cap) and smallest (floor) ratio that it permits; only icepop uses floor."""
+    """A correction for tokens on which sampler and trainer disagree, and its bounds of the probability ratio.
+
+    Attributes:
+        type: name of the correction, as in the module's table.
+        cap: largest ratio; `none` does not use it.
+        floor: smallest ratio; only `icepop` uses it.
+    """
 
     type: Correction = "truncated"
     cap: float = 2.0
@@ -44,14 +50,14 @@ class Bounds:
 
 
 def counted(log_ratios: Tensor, sequences: Tensor, bounds: Bounds) -> Tensor | None:
-    """Return which tokens count, bool [T]; None if all do.
+    """Return which tokens the correction leaves in the loss (they *count*), bool [T]; None if it leaves all of them.
 
     A NaN counts, so that it makes the gradient NaN and is detected instead of being masked.
 
     Args:
-        log_ratios: natural logarithms of the tokens' ratios [T].
+        log_ratios: natural logarithms [T] of the tokens' ratios pi_prox / mu (behaviour form: pi / mu).
         sequences: number of each token's segment, int64 [T].
-        bounds: the correction.
+        bounds: the correction, with its cap and floor.
     """
     match bounds.type:
         case "masked-token":

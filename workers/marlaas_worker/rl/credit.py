@@ -62,9 +62,10 @@ def by_state(
 
 
 def has_turn_signal(group: Sequence[Sequence[float]], *, by_state: bool) -> bool:
-    """Return whether the returns [trajectory][turn] of a group give any turn an advantage.
+    """Return whether the returns [trajectory][turn] of a group can give any turn an advantage other than 0.
 
-    by_state: whether turns are compared by state. The states are not known here, so the result is whether an advantage is possible.
+    by_state: True compares turns in the same state, False turns of the same number. The states are not known here: with `by_state` the
+    result is whether two turns of the group have different returns, so that an advantage is possible.
     """
     classes: dict[int, list[float]] = {}
     for member, own in zip(group, _levels(group), strict=True):

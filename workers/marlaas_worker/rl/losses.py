@@ -37,8 +37,11 @@ class LossConfig:
     """The loss of a job: an algorithm's rule, and the job's parameters.
 
     Attributes:
-        ratio: proximal clips pi / pi_prox and weighs by pi_prox / mu; behaviour clips pi / mu (`algorithms` defines the three policies).
+        rule: the algorithm's row of the table `algorithms.ALGORITHMS`.
+        ratio: proximal clips pi / pi_prox and weighs by pi_prox / mu; behaviour clips pi / mu. pi is the trainer's present policy, pi_prox
+            the trainer's at the step's beginning, and mu the policy that sampled the token.
         clip_low, clip_high: bound the ratio to [1 - clip_low, 1 + clip_high].
+        correction: which tokens count and how they are weighed where sampler and trainer disagree.
         kl_coefficient: factor of the KL term in the loss; 0 if the job has no KL penalty, or subtracts it from the reward.
         kl_estimator: estimator of the KL term.
         entropy_coefficient: factor of the entropy bonus; 0: none.
@@ -109,14 +112,19 @@ class LossSums:
     """Sums over the tokens of micro-batches; + adds those of further micro-batches.
 
     Attributes:
-        num_tokens: number of all tokens. num_counted: number of tokens that the correction kept.
+        num_tokens: number of all tokens.
+        num_counted: number of tokens that count, because the correction did not leave them out.
         num_sequences: number of trajectories, each weighted by its share of tokens that count.
-        denominator: divisor of the update's gradient (see the module).
+        denominator: divisor of the update's gradient, which the rule's normaliser defines.
         loss: the differentiated loss, not yet divided by the denominator.
-        ratio, ratio_squared, ratio_max: sums of c and c^2, and maximum of c, for c = pi_prox / mu (behaviour form: pi / mu) without any bound.
-        clipped: number of tokens that the algorithm's clip bounded. truncated: number of tokens whose weight the correction lowered.
+        ratio: sum of the ratio c = pi_prox / mu (behaviour form: pi / mu) of each token, before any bound.
+        ratio_squared: sum of c^2.
+        ratio_max: maximum of c.
+        clipped: number of tokens that the algorithm's clip bounded.
+        truncated: number of tokens whose weight the correction lowered.
         gap: sum of |log c|.
-        entropy, behaviour_kl, teacher_kl, update_kl: sums for the metrics of these names. reference_kl: sum for the metric kl.
+        entropy, behaviour_kl, teacher_kl, update_kl: sums for the metrics of these names (`metrics`).
+        reference_kl: sum for the metric `kl`.
     """
 
     num_tokens: int = 0
@@ -141,23 +149,28 @@ class LossSums:
         return LossSums(**{**sums, "ratio_max": max(self.ratio_max, other.ratio_max)})
 
     def metrics(self) -> dict[str, float]:
-        """Return means over all tokens, by the metric names used in a manifest.
+        """Return the metrics of all summed tokens, by the names used in a version's manifest.
 
-        Of c = pi_prox / mu, before any bound: ratio_mean, ratio_max; ess, the effective sample size as a share of the tokens,
-        (sum c)^2 / (T sum c^2); logprob_gap, mean |log c|; behaviour_kl, KL(mu || pi_prox) by k3. In the behaviour form, and for
-        cispo, pi stands for pi_prox. With one update a step they are equal.
-        teacher_kl: KL(pi_prox || teacher) by k1, for the algorithm distill.
-        update_kl: KL(pi_prox || pi) by k3, over tokens of the behaviour policy.
+        mu is the policy that sampled a token, pi_prox the trainer's at the step's beginning, pi the trainer's present one, and
+        c = pi_prox / mu before any bound. In the behaviour form, and for cispo, pi takes the place of pi_prox. With one update a
+        step the two are equal. k1 and k3 are estimators of `kl`.
 
-        clip_fraction: share of tokens that the algorithm's clip bounded, of rho in the proximal form (0 in the first update
-        of a step), of r in the behaviour form and for cispo.
-        truncated_fraction: share of tokens whose weight the correction lowered. masked_fraction: share that it left out. Both
-        use pi_prox / mu (behaviour form: r).
-        loss: the differentiated loss divided by the denominator.
-        entropy: of the full softmax if the job has an entropy bonus, else the mean of -log pi at the sampled tokens.
-        kl: KL(pi || ref) by the job's estimator, over tokens of the behaviour policy; the mean of log(mu / ref) if the KL is
-        part of the reward.
-        tokens: number of all tokens. sequences: number of trajectories, each weighted by its share of tokens that count.
+        - ratio_mean, ratio_max: mean and maximum of c.
+        - ess: effective sample size as a share of the T tokens, (sum c)^2 / (T sum c^2).
+        - logprob_gap: mean of |log c|.
+        - behaviour_kl: KL(mu || pi_prox) by k3.
+        - teacher_kl: KL(pi_prox || teacher) by k1, for the algorithm distill.
+        - update_kl: KL(pi_prox || pi) by k3, at tokens that mu sampled.
+        - clip_fraction: share of tokens that the algorithm's clip bounded. The clip acts on pi / pi_prox, so this is 0 in a step's
+          first update; in the behaviour form and for cispo it acts on pi / mu.
+        - truncated_fraction: share of tokens whose weight the correction lowered, because of their c.
+        - masked_fraction: share of tokens that the correction left out, because of their c.
+        - loss: the differentiated loss divided by the denominator.
+        - entropy: mean entropy of the full softmax if the job has an entropy bonus, else the mean of -log pi at the sampled tokens.
+        - kl: KL(pi || reference) by the job's estimator, at tokens that mu sampled; the mean of log(mu / reference) if the KL is
+          part of the reward.
+        - tokens: number of all tokens.
+        - sequences: number of trajectories, each weighted by its share of tokens that count.
         """
         count = max(self.num_tokens, 1)
         means = {
@@ -183,9 +196,12 @@ class LossSums:
 
 
 class Surrogate(NamedTuple):
-    """The maximised objective per token [T], with gradient.
+    """The objective that training maximises, for each token.
 
-    clipped, truncated: bool [T], the tokens that the algorithm's clip and the correction's cap bounded.
+    Attributes:
+        value: the objective [T], with gradient.
+        clipped: whether the algorithm's clip bounded the token's ratio, bool [T].
+        truncated: whether the correction's cap lowered the token's weight, bool [T].
     """
 
     value: Tensor
@@ -213,9 +229,9 @@ def policy_loss(record: TokenRecord, config: LossConfig) -> tuple[Tensor, LossSu
 
 
 def kept(record: TokenRecord, config: LossConfig) -> Tensor | None:
-    """Return which tokens count, bool [T]; None if all do.
+    """Return which tokens count, because the correction leaves them in the loss, bool [T]; None if all do.
 
-    If the rule's ratio is of a sequence, a segment's tokens count or do not count together, by the segment's geometric mean: without some of
+    If the rule's ratio is of a sequence, all tokens of a segment count or none does, by the geometric mean of their ratios: without some of
     its tokens a segment would have another ratio. `masked-sequence` decides by the product of the ratios instead, for every rule.
     """
     away = record.fixed(config) - record.behaviour

@@ -27,7 +27,10 @@ T = TypeVar("T")
 
 
 class DoesNotFit(Exception):
-    """The device has no memory for a micro-batch of these rows; the learner has dropped the step's gradients so far."""
+    """The device has no memory for a micro-batch. The learner has dropped the step's gradients so far.
+
+    rows: the rows of the micro-batch.
+    """
 
     def __init__(self, rows: Sequence[Row]) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class _Done:
 
 @dataclass(slots=True, eq=False)
 class _OpenStep:
-    """The open step, and its open update."""
+    """State of the step that is being accumulated, and of its optimizer update that is being accumulated (the *open* ones)."""
 
     held: list[list[Trajectory]] = field(default_factory=list)
     """Groups whose rewards are not compared yet."""
@@ -63,10 +66,12 @@ class _OpenStep:
 
 
 class Accumulation:
-    """Accumulates the gradient of one step after another. The result depends on the order of the groups, and not on their arrival.
+    """Accumulates the gradient of an agent, one step after another, from groups that the caller adds in the order of their positions.
+
+    The result does not depend on when the groups arrive.
 
     Attributes:
-        baselines: running means of rewards; empty if rewards are compared within groups.
+        baselines: running means of rewards; they have no values if rewards are compared within groups.
     """
 
     def __init__(self, agent: TrainedAgent) -> None:
@@ -118,7 +123,7 @@ class Accumulation:
         Args:
             trajectories: the group's.
             step: the step's number.
-            version: the policy version at which the step trains.
+            version: the policy version at which the step trains; the metric `token_staleness` counts from it.
 
         Raises:
             DoesNotFit: the step must begin again with a lower token budget.

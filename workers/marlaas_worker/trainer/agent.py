@@ -46,7 +46,13 @@ _WHY_UNTRAINED = {
 
 
 class AgentTrainer:
-    """Training of a bound agent, from its bind until it is released."""
+    """Training of a bound agent, from its bind until it is released.
+
+    Args:
+        agent: the trainer's state of the agent.
+        binding: the agent's lease, and the signals by which the trainer asks it to leave.
+        policy: the agent's policy key, with which versions are committed.
+    """
 
     def __init__(self, agent: TrainedAgent, binding: Binding, policy: PolicyKey) -> None:
         self._agent = agent
@@ -130,7 +136,11 @@ class AgentTrainer:
                     await changed.wait()
 
     async def _enter_or_leave(self, inbox: StepInbox) -> bool:
-        """Enter the memory if there is work, or leave it if another agent needs it; return whether the agent is in the memory then."""
+        """Load the agent into the trainer's memory if it has work and there is room, or park it if another agent needs the room.
+
+        Returns:
+            Whether the agent is in the memory afterwards.
+        """
         if self._residence.is_here:
             if not self._residence.must_leave(inbox):
                 return True
@@ -202,7 +212,14 @@ class AgentTrainer:
         await self._agent.emit("OutOfMemory", f"out of memory: {text}")
 
     async def _finish(self, learner: Learner, closed: AgentClosed, consumed: tuple[str, ...]) -> None:
-        """Run backward for the remaining rows, take the last update, and commit; if no token was trained, commit only the step's number."""
+        """Run backward for the remaining rows, take the last update, and commit the new version.
+
+        If no token was trained and the step may be skipped (`_may_skip`), commit only the step's number.
+
+        Args:
+            closed: the step's closing message.
+            consumed: names of the step's groups, by position.
+        """
         await self._accumulation.complete(learner, closed.step)
         version = self._record.version + 1
         cause = learner.why_untrained(self._accumulation.num_filtered) if self._may_skip(closed) else None

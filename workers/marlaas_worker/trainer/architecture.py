@@ -76,10 +76,14 @@ def shares_prefixes(config: Any, logprobs: Callable[[MicroBatch], Tensor]) -> bo
 
 
 def _computes_trees(logprobs: Callable[[MicroBatch], Tensor], vocab_size: int) -> bool:
-    """Return whether one branch's logprobs in a tree depend on the branch and its depths only.
+    """Return whether a branch's logprobs in a tree of two branches depend on the branch's tokens and depths only.
 
-    Other tokens in the sibling branch must change no bit of the logprobs; other depths must change some. The logprobs in the tree
-    must also be nearer to those in a row of the branch alone than the logprobs of the branch's end behind the sibling are.
+    All of these must hold:
+
+    - Other tokens in the sibling branch change no bit of the logprobs.
+    - Other depths change the logprobs.
+    - The logprobs are close to those of the branch in a row of its own. "Close" means: closer than the logprobs of the branch's last
+      tokens in a plain row, after the tokens of the sibling.
     """
     ends = ((4, 5), (9, 10), (6, 7, 8))
     left, other, branch = ([number % vocab_size for number in (1, 2, 3, *end)] for end in ends)

@@ -55,7 +55,10 @@ def assignments(documents: Iterable[JobDocument], progress: Mapping[str, Progres
 def ended_assignments(
     documents: Iterable[JobDocument], progress: Mapping[str, Progress], pool: str
 ) -> dict[str, Assignment]:
-    """Return the agents of ended jobs on this pool, by policy key; those of jobs that are being deleted are left out."""
+    """Return the agents of ended jobs on this pool, by policy key; those of jobs that are being deleted are left out.
+
+    Args as `assignments`.
+    """
     return _of(pool, documents, progress, lambda known: known.phase.final)
 
 
@@ -82,7 +85,13 @@ After an outage of the bus all reports are gone at once; the grace period keeps 
 
 
 def bound_record(current: PolicyRecord | None, uid: str, holder: str) -> PolicyRecord:
-    """Return the record that a bind writes: the epoch is incremented; a new job of the same name starts from an empty record."""
+    """Return the record that a bind writes: the epoch is incremented; a new job of the same name starts from an empty record.
+
+    Args:
+        current: the record to continue; None: the agent has no policy key.
+        uid: the job's.
+        holder: name of the trainer that takes the lease.
+    """
     epoch = 0 if current is None else current.epoch + 1
     if current is None or current.uid != uid:
         return PolicyRecord(uid=uid, epoch=epoch, holder=holder)
@@ -91,7 +100,7 @@ def bound_record(current: PolicyRecord | None, uid: str, holder: str) -> PolicyR
 
 @dataclass(slots=True)
 class Absences:
-    """Time since which each lease holder has had no live report, by the observer's clock."""
+    """For each lease holder without a live report, the time of the first read that found none, by the observer's clock."""
 
     _since: dict[str, float] = field(default_factory=dict)
 
@@ -101,12 +110,18 @@ class Absences:
         self._since = {holder: self._since.get(holder, now) for holder in absent}
 
     def gone(self, holder: str, now: float) -> bool:
-        """Return whether a holder has been absent for the whole grace period."""
+        """Return whether a holder has had no live report for at least GRACE_S. now: in seconds, of the same clock as for `observe`."""
         return holder in self._since and now - self._since[holder] >= GRACE_S
 
 
 def may_bind(current: PolicyRecord | None, uid: str, name: str, holder_gone: bool) -> bool:
-    """Return whether the trainer `name` may take the lease: it is free for this job, `name` holds it, or its holder is gone."""
+    """Return whether the trainer `name` may take an agent's lease: no trainer holds it for this job, `name` holds it, or its holder is gone.
+
+    Args:
+        current: the agent's policy record; None: there is none.
+        uid: the job's. A record of another job of the same name is no obstacle.
+        holder_gone: whether the record's holder is gone (`Absences.gone`).
+    """
     if current is None or current.uid != uid:
         return True
     return current.holder in ("", name) or holder_gone

@@ -148,7 +148,13 @@ def _drawn(model: BaseModel, rank: int, size: float) -> SelfTestSpec:
 
 
 def _self_test(model: BaseModel, drawn: SelfTestSpec, dtype: str, ids: list[list[int]]) -> SelfTestSpec:
-    """Return `drawn` with the expected results: digest, logprobs and tolerance. ids: ids of the probes."""
+    """Return `drawn` with the expected results: digest, logprobs and tolerance.
+
+    Args:
+        drawn: describes the self-test's adapter.
+        dtype: name of the dtype in which the engines compute.
+        ids: token ids of the probes.
+    """
     tensors, config = draw_adapter(drawn, dtype)
     targets = sorted({name.rsplit(".", 1)[-1] for name in drawn.layers})
     adapter = model.attach(config.rank, config.alpha, targets)

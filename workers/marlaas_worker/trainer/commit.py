@@ -34,6 +34,7 @@ class StepResult:
     """The step that produced a version.
 
     Attributes:
+        version: the policy version.
         step: number of the optimizer step; -1 for version 0.
         consumed: names of the trained groups, by position.
         metrics: scalars of the step, by name.
@@ -52,6 +53,8 @@ class VersionContents:
     """Contents of a version, ready to be written.
 
     Attributes:
+        result: the step that produced the version.
+        rank: rank of the adapter.
         files: the adapter's files by name.
         state: the serialised training state.
         digests: by engine dtype, digest of the weights in an engine's slot (`adapters.tensor_digest`).
@@ -72,7 +75,10 @@ class PolicyKey:
     """One agent's key in the bucket `policy`, for the trainer that holds or wants the agent's lease.
 
     Args:
-        retry_s: pause before a call that failed is repeated.
+        context: the trainer's name, clock and blob store.
+        bucket: the bucket `policy`.
+        assignment: the agent.
+        retry_s: seconds before a call that failed is repeated.
     """
 
     def __init__(self, context: RoleContext, bucket: Bucket, assignment: Assignment, retry_s: float) -> None:

@@ -31,6 +31,7 @@ class ComputeAccount:
     """One agent's account, to which its work is charged."""
 
     tenant: str = ""
+    """The job's tenant; empty for work that is done for no job."""
     job: str = ""
     """The job's uid."""
     agent: str = ""
@@ -55,7 +56,12 @@ class _Estimate:
 
 
 class ComputeQueue(Generic[T]):
-    """Queue of work, each with an item of the caller (T). End every ticket that `next` returns by `settle`, and every other by `withdraw`."""
+    """Fair queue of work for the compute thread. Each piece of work carries an item of the caller (T).
+
+    Call `settle` for every ticket that `next` has returned, and `withdraw` for one that shall not run.
+
+    quantum_s: seconds for which one agent keeps its turn while it has more work.
+    """
 
     def __init__(self, quantum_s: float = QUANTUM_S) -> None:
         self._quantum_s = quantum_s
@@ -79,7 +85,10 @@ class ComputeQueue(Generic[T]):
         self._weights = {tenant: known[tenant] for tenant in weights if tenant in known}
 
     def usage(self, tenant: str) -> float:
-        """Return a tenant's usage: seconds of work divided by its weight, raised after idle times, which earn no credit (`fair_queue`)."""
+        """Return a tenant's usage in the fair queue: seconds of its work divided by its weight.
+
+        It is raised when the tenant returns from an idle time, because idle times earn no credit (`fair_queue`).
+        """
         return self._queue.usage(tenant)
 
     def hold(self, account: ComputeAccount, has_groups: bool) -> None:
@@ -92,7 +101,7 @@ class ComputeQueue(Generic[T]):
             self._queue.close(account.path)
 
     def push(self, account: ComputeAccount, item: T, num_tokens: int = 0) -> Ticket[tuple[ComputeAccount, int, T]]:
-        """Queue work, and return its ticket, which carries `item`. num_tokens: of the work; 0 if its time does not depend on tokens."""
+        """Queue work, and return its ticket, which carries `item`. num_tokens: tokens of the work; 0 if its time does not depend on tokens."""
         cost = num_tokens * self._per_token.seconds if num_tokens else self._per_work.seconds
         weight = self._weights.get(account.tenant)
         ticket = self._queue.push(account.path, (account, num_tokens, item), cost=cost, weight=weight)

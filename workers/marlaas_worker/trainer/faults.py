@@ -20,7 +20,7 @@ class AgentFault:
     until: float
     """Unix seconds at which the trainer may train the agent again."""
     reason: str
-    """Reason of the event."""
+    """Reason of the event that reports it, for example `TrainingFailed`."""
     text: str
     """What happened and what to do, for the event and the report."""
 

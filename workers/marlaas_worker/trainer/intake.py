@@ -177,7 +177,7 @@ FETCH_BATCH = 256
 
 
 class Intake:
-    """Fills an inbox, and sets the event `changed` after each message.
+    """Reads an agent's messages from its job's log into an inbox, and sets the event `changed` after each message.
 
     The consumer delivers new messages. Messages that an earlier trainer claimed and did not ack, or that were lost with a
     connection, are also in a replay, so training need not wait for their redelivery.

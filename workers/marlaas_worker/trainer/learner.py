@@ -83,8 +83,8 @@ def loss_factor(training: TrainingSettings, num_groups: int) -> float:
 class Learner:
     """An agent's adapter on the shared base model, with its optimizer. Call `close` to detach the adapter.
 
-    token_budget: token budget of micro-batches; lower than the job's after one did not fit the device. Set it only
-    between steps, or after a `try_` method failed.
+    token_budget: most padded tokens of a micro-batch of several rows; lower than the job's `microbatchTokens` after a micro-batch did not
+    fit the device. Set it only between steps, or after a `try_` method failed.
     """
 
     def __init__(self, model: BaseModel, assignment: Assignment) -> None:
@@ -299,7 +299,7 @@ class Learner:
         If no generated token counts, or the gradient is not finite, weights and moments are unchanged.
 
         Args:
-            number: the step's; all of its updates have one learning rate.
+            number: number of the step; all updates of a step have one learning rate.
             num_groups: groups of the agent that train in the update.
 
         Raises:
@@ -337,6 +337,7 @@ class Learner:
         Of demonstrations, the metrics of the loss are loss, tokens and sequences, besides perplexity, which is exp(loss), and
         token_accuracy: share of the tokens that were the most probable ones, under the same parameters as the loss. If held-out
         demonstrations were measured, held_out_loss and held_out_token_accuracy, over all of their tokens.
+
         Args and Raises as `update`.
         """
         self.update(number, num_groups)
@@ -375,7 +376,12 @@ class Learner:
         return self._adapter.tensors()
 
     def state(self, step: int, consumed: tuple[str, ...]) -> TrainingState:
-        """Return the training state that belongs to `weights`, at this position in the data."""
+        """Return the training state that belongs to `weights`.
+
+        Args:
+            step: the step that produced these weights.
+            consumed: names of that step's groups, by position.
+        """
         held = self._optimizer.state[self._adapter.flat]
         return TrainingState(
             step=step,

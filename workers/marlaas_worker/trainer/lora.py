@@ -77,9 +77,14 @@ class ActiveAdapter:
             self._copied, self._copies = None, {}
 
     def held(self, layer: str, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return A and B of a layer of the active adapter as in an engine's slot, in the dtype in which they are multiplied.
+        """Return A and B of the active adapter in a layer, with the values that they have in an engine's slot.
 
-        layer: name of the layer. weight: the layer's own, in 16 bits.
+        There B is multiplied by the scaling, and both are rounded to the base model's dtype. They are returned in the dtype in which they
+        are multiplied (`working_dtype`).
+
+        Args:
+            layer: name of the layer.
+            weight: the layer's own weight, in 16 bits.
         """
         adapter = self.adapter
         assert adapter is not None
@@ -245,9 +250,11 @@ class WeightsMismatch(Permanent):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttachedAdapter:
-    """An adapter of the base model, float32.
+    """An adapter that is attached to the base model; its weights are float32.
 
     Attributes:
+        name: identifies the adapter among those attached to the model.
+        config: rank, alpha and base model.
         flat: all weights in one buffer.
         parameters: views of the buffer, A [rank, in] and B [out, rank], by their names in PEFT's file, in the model's order.
         layers: the same views as pairs (A, B), by the layer's name.

@@ -90,14 +90,26 @@ class Recomputed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A part of each layer that can be recomputed. saved: bytes of activations that recomputation saves. cost: its time, in any unit."""
+    """A part of each layer of the decoder that the backward pass can recompute.
+
+    Attributes:
+        saved: bytes of activations that recomputing the part saves in one layer.
+        cost: time of recomputing it in one layer, in any unit.
+    """
 
     saved: float
     cost: float
 
 
 def cheapest(excess: float, layer: Part, mlp: Part, num_layers: int) -> Recomputed:
-    """Return the parts whose recomputation saves `excess` bytes at the least cost; all layers if nothing saves that much."""
+    """Return the parts whose recomputation saves `excess` bytes at the least cost; all layers if nothing saves that much.
+
+    Args:
+        excess: bytes by which the activations exceed the limit.
+        layer: the whole layer as a part.
+        mlp: the layer's MLP as a part.
+        num_layers: number of the decoder's layers.
+    """
     best = Recomputed(num_layers), num_layers * layer.cost
     for layers in range(num_layers + 1):
         mlps = math.ceil(max(0.0, excess - layers * layer.saved) / max(1.0, mlp.saved))
@@ -152,7 +164,10 @@ class LayerRecompute:
     def choose(self, num_rows: int, width: int, mask_bytes: int) -> Iterator[None]:
         """Within the context, recompute parts of the decoder if the activations would exceed max_bytes: those that cost least and suffice.
 
-        num_rows, width: number and padded length of the rows. mask_bytes: size of the attention mask, which counts towards the limit.
+        Args:
+            num_rows: number of the micro-batch's rows.
+            width: padded length of a row, in tokens.
+            mask_bytes: size of the attention mask, which counts towards the limit.
         """
         needed = self.bytes_per_token * num_rows * width + mask_bytes
         plan = self._given or Recomputed()

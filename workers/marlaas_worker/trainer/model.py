@@ -140,7 +140,16 @@ class BaseModel:
         return int(self._head.weight.shape[0])
 
     def attach(self, rank: int, alpha: int, targets: Sequence[str]) -> AttachedAdapter:
-        """Add an adapter with all weights zero. targets: names as in `linear_layers`; empty: all of them. Raises TargetUnknown."""
+        """Add an adapter with all weights zero, and return it.
+
+        Args:
+            rank: LoRA rank.
+            alpha: the adapter's output is scaled by alpha / rank.
+            targets: names as in `linear_layers`; empty: all of them.
+
+        Raises:
+            TargetUnknown: the model has no layer of a name in `targets`.
+        """
         wanted = self._resolve(targets)
         layers = {name: layer for name, layer in self._layers.items() if name.rsplit(".", 1)[-1] in wanted}
         name = f"adapter{next(self._numbers)}"
@@ -196,7 +205,7 @@ class BaseModel:
     def write(self, ids: Tensor, num_tokens: int, draw: torch.Generator) -> Tensor:
         """Extend rows of ids [B, T] to `num_tokens` each, sampled from the base model without adapter at temperature 1.
 
-        The sampling runs on the CPU.
+        draw: source of the random numbers. The sampling runs on the CPU.
         """
         self._activate(None)
         step, past = ids, None

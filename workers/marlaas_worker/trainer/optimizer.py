@@ -66,7 +66,9 @@ def update(
     If the norm is not finite, weights and moments are unchanged, because a NaN in a moment would persist.
 
     Args:
-        denominator: of the update (`losses`). rate: learning rate. max_norm: largest norm after clipping.
+        denominator: number by which the gradients, which are sums over tokens, are divided (`LossSums.denominator` / `learner.loss_factor`).
+        rate: learning rate.
+        max_norm: largest norm after clipping.
         views: parameters whose gradients are views of the optimizer's single gradient. The norm is computed from their
             norms, so that it has the same bits as with one parameter per matrix.
     """
@@ -96,7 +98,7 @@ class StateInvalid(Permanent):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingState:
-    """AdamW's moments by parameter name, its step count, and the version's position in the data."""
+    """Training state of a version: AdamW's moments by parameter name, its step count, and the step that produced the version."""
 
     step: int = -1
     """The step that produced the version; -1 for version 0."""

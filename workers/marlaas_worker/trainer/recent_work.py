@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 HALF_LIFE_S = 600.0
 PRIOR_S = 60.0
-"""Seconds at the mean cost of all agents that are added to an agent's measured ones, because a new agent has no measurements."""
+"""An agent's cost is computed as if it had also been bound for this many seconds at the mean cost of all agents.
+
+So a new agent, which has no measurements, has the mean cost.
+"""
 MIN_PART = 0.1
 """Least cost of an agent, as a fraction of the mean cost: an idle agent may become busy at any time."""
 
@@ -20,12 +23,17 @@ Work = Mapping[str, tuple[float, float]]
 
 @dataclass(slots=True)
 class RecentWork:
-    """Recent seconds of computation, and of being bound, of one agent on one trainer. The caller passes the clock, in seconds."""
+    """Recent seconds of computation, and of being bound, of one agent on one trainer. Each second counts half after HALF_LIFE_S.
+
+    The caller passes the time, in seconds.
+    """
 
     at: float
-    """Time of the last call, or of the creation."""
+    """Time of the last call of `advance`, or of the creation."""
     computed_s: float = 0.0
+    """Recent seconds of the agent's computation."""
     bound_s: float = 0.0
+    """Recent seconds for which the agent was bound."""
     _total_s: float = 0.0
 
     def advance(self, total_s: float, is_bound: bool, now: float) -> tuple[float, float]:

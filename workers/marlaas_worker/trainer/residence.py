@@ -14,9 +14,11 @@ from marlaas_worker.trainer.versions import CachedVersion, PastVersions, read_ma
 
 
 class Residence:
-    """Asks for an agent's room, creates the learner there, restores it, and closes it. An agent with a learner is *here*.
+    """Asks for room for an agent in the trainer's memory, and creates, restores and closes the agent's learner.
 
-    changed: event that is set when the agent may enter, or has to leave.
+    An agent that has a learner is *here*.
+
+    changed: event that is set when the agent may enter the memory, or has to leave it.
     """
 
     def __init__(self, agent: TrainedAgent, changed: asyncio.Event) -> None:

@@ -39,7 +39,15 @@ _LAST = (Pause.BETWEEN_STEPS, Pause.AFTER_STEP, Pause.WITHIN_STEP)
 
 @dataclass(slots=True, eq=False)
 class _Here:
-    """An agent that has had room for `need` bytes since `since`. is_asked: it was asked to leave."""
+    """An agent that has room.
+
+    Attributes:
+        need: bytes of its room.
+        since: time at which it entered, in seconds.
+        wake: wakes the agent, so that it calls `pause`.
+        pause: what it does next, as it last reported.
+        is_asked: whether it was asked to leave.
+    """
 
     need: int
     since: float
@@ -50,7 +58,13 @@ class _Here:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """An agent that waits for room for `need` bytes. is_due: its step is closed, and all groups of the step have arrived."""
+    """An agent that waits for room.
+
+    Attributes:
+        need: bytes that it waits for.
+        wake: wakes the agent, so that it calls `enter` again.
+        is_due: whether its step is closed, and all groups of the step have arrived.
+    """
 
     need: int
     wake: Callable[[], None]
@@ -61,7 +75,9 @@ class _Waiting:
 class AgentRoom:
     """The trainer's memory for agents.
 
-    size: bytes; 0 if unknown, then all agents fit. now: returns the time in seconds.
+    Attributes:
+        size: bytes for all agents together; 0 if unknown, and then all agents fit.
+        now: returns the time in seconds.
     """
 
     size: int = 0

@@ -72,6 +72,7 @@ class Row:
     lengths: npt.NDArray[np.int32]
     """[N], number of generated tokens of that trajectory, including those in other rows."""
     num_segments: int
+    """Number of segments that share the row."""
     num_segment_tokens: int
     """Total length of the segments; a shared token counts once per segment."""
 
@@ -129,10 +130,12 @@ class _Tree:
     """A row under construction.
 
     Attributes:
-        num_tokens, num_segment_tokens: tokens of the row, and total length of its segments.
-        ids, parents, depths: arrays of the tokens that each segment has added, as in `Row`.
-        paths: ids of each segment, and the index in the row of each of its tokens.
-        before: as in `Row`, by segment.
+        num_tokens: number of the row's tokens.
+        num_segment_tokens: total length of the row's segments; a shared token counts once per segment.
+        ids, parents, depths: one array for each segment, of the tokens that it added to the row; together they are the arrays of `Row`.
+        paths: for each segment, the ids of all its tokens, and their indices in the row.
+        before: one array for each segment, of its generated tokens; together they are `Row.before`.
+        segments: the segments that were added, in order.
     """
 
     num_tokens: int = 0

@@ -88,7 +88,10 @@ def default_threads(num_cpus: int) -> int:
 
 
 class Trainer:
-    """A trainer of a pool: starts and ends the agents' tasks as the jobs require, cleans up after ended jobs, and reports."""
+    """A trainer of a pool: starts and ends the agents' tasks as the jobs require, cleans up after ended jobs, and reports.
+
+    pool: name of the pool.
+    """
 
     def __init__(self, dependencies: TrainerDependencies, pool: str) -> None:
         self._shared = dependencies

@@ -32,20 +32,31 @@ class Timing:
     """Intervals in seconds."""
 
     report_s: float = 2.0
-    """Between reports."""
+    """Between two reports of the trainer."""
     reconcile_s: float = 3.0
-    """Longest time between two reconciles."""
+    """Longest time between two reconciles of the trainer; changes of cached buckets cause earlier ones."""
     retry_s: float = 1.0
-    """Before a call is tried again."""
+    """Between a failed call to the bus or the blob store and its repetition."""
     missing_turn_s: float = 60.0
-    """Until a missing turn counts as lost."""
+    """From the first read that does not find a turn until the turn counts as lost."""
     fault_s: float = 60.0
-    """Before an agent that failed is tried again."""
+    """Between the failure of an agent's training and the next attempt on this trainer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainerDependencies:
-    """Dependencies that all agents of one trainer share."""
+    """Dependencies that all agents of one trainer share.
+
+    Attributes:
+        context: bus, blob store, clock and name of the trainer's process.
+        model: the pool's base model, to which the agents' adapters are attached.
+        compute: the one thread that uses torch.
+        timing: intervals and timeouts.
+        calibration: the pool's probes, and the noise of its model's logprobs from rounding.
+        memory: sizes, in bytes, of the memory for agents.
+        room: decides which agents are in that memory.
+        versions: cache of the agents' newest versions, from which parked agents are restored.
+    """
 
     context: RoleContext
     model: BaseModel
@@ -64,7 +75,7 @@ class Binding:
     lease: AgentLease
     """The policy record that this trainer wrote last."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the agent may have something to do."""
+    """Set to wake the agent's task: a message has arrived, there is room in the memory, or the agent has to leave."""
     is_leaving: bool = False
     """Whether the agent is released at its next step boundary, so that another trainer goes on."""
     is_releasing: bool = False
@@ -91,7 +102,7 @@ class TrainedAgent:
     account: ComputeAccount = field(init=False)
     """Account to which the agent's work on the compute thread is charged."""
     seen_at: float = 0.0
-    """When the job had a document last."""
+    """Time at which the job last had a document, in Unix seconds."""
 
     task: asyncio.Task[None] | None = None
     """Binds and trains the agent; None while this trainer does not."""
@@ -103,7 +114,7 @@ class TrainedAgent:
     """Why the last task failed; None once the agent is tried again, or its training is edited."""
 
     is_cleaning: bool = False
-    """Whether another task is releasing its lease or cleaning up."""
+    """Whether a task other than `task` is releasing the agent's lease, or cleaning up after the agent."""
     is_cleaned: bool = False
     """Whether the job has ended, and this trainer has deleted the agent's consumer and unreferenced blobs."""
 
@@ -173,12 +184,12 @@ class TrainedAgent:
         return await patiently(call, self.assignment.policy_key, self.shared.timing.retry_s)
 
     async def emit(self, reason: str, message: str) -> None:
-        """Publish an event of the agent's job."""
+        """Publish an event of the agent's job. reason: one CamelCase word. message: what happened; the agent's name is put before it."""
         text = f"agent {self.assignment.agent.name}: {message}"
         await EventEmitter(self.shared.context, "trainer").emit(self.assignment.ref, reason, text)
 
     def samples(self) -> list[Sample]:
-        """Return the agent's metrics."""
+        """Return the agent's counters as samples of metrics."""
         labels = {**of_job(self.assignment.ref), "agent": self.assignment.agent.name}
         counters = (
             ("commits", "Versions committed.", self.num_commits),

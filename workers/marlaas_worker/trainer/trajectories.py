@@ -38,10 +38,11 @@ class Expectation:
     """Values that every turn of a group must have.
 
     Attributes:
+        temperature: the sampling temperature of the job.
         vocab_size: all token ids are below it.
         adapters: sha256 of the adapter file by version, for the versions that the trainer knows.
-        refreshes: turns may be newer than their group's version (`rollout.refresh: turn`).
-        is_demonstrated: the replies are given, and no policy has sampled them.
+        refreshes: whether turns may be newer than their group's version (`rollout.refresh: turn`).
+        is_demonstrated: whether the replies are given (demonstrations), so that no policy has sampled them.
         teacher: name of the agent that has scored the generated tokens; None: no agent has.
     """
 
@@ -66,7 +67,10 @@ class Trajectory:
     ending: Ending = Ending.COMPLETED
     """How the episode ended."""
     compared_with: Hashable = ""
-    """Rewards are compared among trajectories with the same value here only: the agent, or for a candidate its choice."""
+    """Rewards are compared among trajectories that have equal values here.
+
+    It is the agent's name (empty: the agent of the policy itself), or for a candidate the tuple of agent, episode and choice.
+    """
     untrained: frozenset[int] = frozenset()
     """Numbers of the turns that are context only."""
     turn_rewards: Mapping[int, float] = field(default_factory=dict)

@@ -135,7 +135,12 @@ class VersionCache:
 class Snapshot:
     """A learner's weights and state in host memory, which later steps do not change, and its probes' logprobs.
 
-    noise: of the model's dtype under these weights (`calibration.measured`).
+    Attributes:
+        config: rank, alpha and base model of the adapter.
+        weights: the adapter's weights, by PEFT's names.
+        state: the training state that belongs to the weights.
+        probes: the pool's probes, with their logprobs under the weights.
+        noise: mean |difference| between those logprobs in float32 and in the model's dtype.
     """
 
     config: AdapterConfig

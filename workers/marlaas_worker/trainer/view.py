@@ -23,7 +23,7 @@ class PolicyEntry:
     """The cached state of an agent's policy key."""
 
     entry: Entry
-    """Key and revision for a compare-and-set. Data: empty if they were parsed, None if the key is deleted."""
+    """Key and revision for a compare-and-set. `data` is None if the key is deleted, empty if it was parsed, else the bytes that could not be."""
     record: PolicyRecord | None
     """The parsed record; None if the key is deleted or unreadable."""
 
@@ -83,7 +83,9 @@ class View:
         The cause is a failed release, or a restart of the trainer under the same name.
 
         Args:
-            running, mine: policy keys of the agents that the trainer trains, and of those that are placed on it.
+            trainer: name of the trainer.
+            running: policy keys of the agents that have a task on the trainer.
+            mine: policy keys of the agents that are placed on the trainer.
         """
         held = [key for key in self.wanted if self._holder(key) == trainer]
         return [self.wanted[key] for key in held if key not in running and key not in mine]
@@ -119,6 +121,8 @@ class TrainerCaches:
     """Caches of jobs, progress, policy keys, and reports of the pool's trainers.
 
     Args:
+        bus: the bus whose buckets are cached.
+        pool: name of the pool.
         changed: called after a change of a job, a change of progress that affects a trainer (`what_decides`), and the release of an
             agent's lease. Changed reports do not call it.
     """

@@ -22,7 +22,12 @@ _METRIC = "baseline"
 
 
 Advantage = float | Mapping[int, float] | Mapping[int, npt.NDArray[np.float32]]
-"""One for a whole trajectory; or by turn number, one for the turn or for each of its generated tokens [T]. NaN: the token is not trained."""
+"""Advantage of a trajectory in one of three forms.
+
+- A number: for all generated tokens.
+- Numbers by turn number: for all generated tokens of the turn.
+- Arrays by turn number: for each of the turn's T generated tokens [T]; a token with NaN is not trained.
+"""
 
 
 class Baselines:
@@ -56,7 +61,7 @@ class Baselines:
         self._step = {}
 
     def add(self, rewards: Mapping[Hashable, Sequence[float]]) -> None:
-        """Add the rewards of a group, as from `Weighing.rewards`, to the step. Candidates do not count."""
+        """Add the rewards of a group, as returned by `Weighing.rewards`, to those of the open step. Rewards of candidates are ignored."""
         for agent, own in rewards.items():
             if self._is_used and isinstance(agent, str):
                 self._step.setdefault(agent, []).extend(own)
@@ -66,7 +71,7 @@ class Baselines:
         self._step = {}
 
     def finish_step(self) -> dict[str, float]:
-        """Update the values with the rewards of the step, and return them as metrics."""
+        """Update the values with the rewards of the step, and return the values as metrics: `baseline`, or `baseline_AGENT`."""
         if not self._is_used:
             return {}
         for agent, rewards in self._step.items():
@@ -81,7 +86,7 @@ class Weighing:
     """A job's conversion of rewards to advantages."""
 
     estimator: Estimator | Literal["teacher"]
-    """As `Rule.advantage`."""
+    """Estimator that turns compared rewards into advantages; teacher: each token has an advantage from a teacher's logprob instead."""
     max_tokens: int
     """Most generated tokens of a turn."""
     overlong_tokens: int
@@ -207,9 +212,10 @@ def segments_of(
     window was never run: its segment has no tokens and is dropped.
 
     Args:
+        turns: the trajectory's turns, by turn number.
         leaves: the last turn of each conversation.
-        advantage: a turn that a mapping lacks has 0.
-        trajectory: see `Segment`.
+        advantage: the trajectory's; a turn that a mapping lacks has 0.
+        trajectory: number of the trajectory within its group.
         untrained: turns that are context on all paths.
     """
     left = {turn.parent for turn in turns.values() if turn.opens_segment and turn.parent is not None}
@@ -273,7 +279,11 @@ def rows_of_groups(
 def batches_of_group(group: Sequence[Trajectory], pairs_per_token: int, budget: int) -> list[list[Row]]:
     """Pack one group into micro-batches of its own, for a measurement: all advantages are zero.
 
-    `Row.trajectories` is the index of a token's trajectory in the group. budget: most padded tokens of a micro-batch.
+    `Row.trajectories` is the index of a token's trajectory in the group.
+
+    Args:
+        pairs_per_token: see `BaseModel`.
+        budget: most padded tokens of a micro-batch of several rows.
     """
     parts = [
         segments_of(member.turns, member.leaves, 0.0, number, member.untrained) for number, member in enumerate(group)
