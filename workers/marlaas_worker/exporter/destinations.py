@@ -30,11 +30,12 @@ class JobView:
     """A job's state at one moment, from which each destination computes what to deliver.
 
     Attributes:
-        rows: one for each of its steps and evaluations, in the order of the stream of records.
-        progress: its last progress, with its end if it has ended; None before the first.
+        document: the job's document.
+        rows: one row of metrics for each step and evaluation of the job, in the order of the stream of records.
+        progress: the job's last published progress; None before the first.
         active_at: unix seconds of its creation, last record, last admission, or the start of this exporter, whichever is last.
-        links: URLs of its runs in trackers.
-        now: unix seconds.
+        links: URLs of the job's runs in trackers.
+        now: time of this view, in unix seconds.
     """
 
     document: JobDocument
@@ -60,7 +61,7 @@ class Destination(Protocol):
 
     @property
     def url(self) -> str:
-        """Where people see what was delivered; empty if unknown."""
+        """Address at which people see what was delivered; empty if unknown."""
         ...
 
     def lacks(self, view: JobView) -> bool:
@@ -72,7 +73,7 @@ class Destination(Protocol):
         ...
 
     def close(self, end: End | None) -> None:
-        """Close connections before the process ends. end: DELETED if the job is deleted, else None."""
+        """Close connections before the process ends. end: DELETED if the job is deleted; None if it may go on under another exporter."""
         ...
 
 
@@ -81,9 +82,11 @@ class TrackerDestination:
     """`Destination` that sends a job's rows to its run in one tracker, each row once, and then the job's end.
 
     Attributes:
+        name: of the tracker.
         folder: for the tracker's own files.
         ended: the last `JobView.end_mark` that was delivered, also by an earlier process; empty if none.
-        url: where to view the run; empty if unknown.
+        open: opens or resumes the job's run in the tracker.
+        url: where to view the run, as text for people; empty if unknown.
     """
 
     name: Literal["wandb", "mlflow", "trackio"]
@@ -167,9 +170,11 @@ class Courier:
     """Delivers to one destination until cancelled, and records for the report whether deliveries succeed.
 
     Attributes:
+        destination: the tracker, webhook or upload target.
         view: returns the newest view of the job; None before the first read, and once the job is deleted.
         changed: called after each delivery and each failure.
-        since: unix seconds of the first failure since the last success; None while deliveries succeed. error: text of the last failure.
+        since: unix seconds of the first failure since the last success; None while deliveries succeed.
+        error: text of the last failure; empty while deliveries succeed.
     """
 
     destination: Destination
@@ -179,7 +184,7 @@ class Courier:
     error: str = ""
 
     async def run(self, tick_s: float) -> None:
-        """Every `tick_s`, deliver what is due; until cancelled. After failures, retry with backoff."""
+        """Deliver what is due every `tick_s` seconds, until cancelled. After a failure, retry with backoff."""
         pause_s = FIRST_PAUSE_S
         while True:
             view = self.view()
@@ -210,7 +215,10 @@ class Courier:
 
 
 async def in_thread(call: Callable[[], None], name: str) -> None:
-    """Run a blocking call in a daemon thread, so that one that hangs does not keep the process from ending. Raises its exception."""
+    """Run a blocking call in a daemon thread, so that a call that hangs does not keep the process from ending. Raises the call's exception.
+
+    name: of the thread.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

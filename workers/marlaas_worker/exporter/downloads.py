@@ -65,12 +65,12 @@ def download(
     """Download files of an adapter's version into a folder, and verify their sha256. A partial file in the folder is continued.
 
     Args:
-        whole: request with the adapter's version, and without a file's name.
+        whole: request that names the adapter's version and no file.
         files: size and sha256 of each file, by name, as in the answer to `whole`.
         answer_to: sends a request and waits for the answer, as `ask`; it blocks.
 
     Raises:
-        NotFetched: as `ask`, or a file does not have the bytes that the manifest promises.
+        NotFetched: as `ask`, or a file does not have the size and sha256 of `files`, or its name is a path.
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,8 @@ class JobReader:
     Attributes:
         first: the document with which the exporter started; it names the job.
         document: the current one; None before the first `read`, once the job is deleted, or once another job has its name.
-        progress: None before the first.
-        kept: all records, in the order in which they were read; None: only their rows are kept.
+        progress: the job's last published progress; None before the first.
+        kept: all records, in the order in which they were read. With None, the reader keeps only their rows.
         active_at: unix seconds of the job's creation, last record or last admission, whichever is last.
     """
 
@@ -42,7 +42,7 @@ class JobReader:
 
     @property
     def rows(self) -> list[MetricRow]:
-        """One row of each record, in the order of the stream, which is the same for every process."""
+        """One row of metrics for each record read, in the order of the records in the stream. It is the same for every exporter of the job."""
         return [row for _, row in self._rows]
 
     @property

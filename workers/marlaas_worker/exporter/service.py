@@ -50,7 +50,16 @@ async def serve(context: RoleContext, document: JobDocument, poll_s: float = POL
 
 
 class Exporter:
-    """Exporter of one job: reads the job, and keeps the ExportReport in KV `exports`. A courier for each destination delivers."""
+    """Exporter of one job: reads the job, delivers to its destinations, and keeps the job's ExportReport in KV `exports`.
+
+    Args:
+        document: the job's document at the start.
+        poll_s: seconds between two reads of the job.
+
+    Attributes:
+        destinations: the job's trackers, webhooks and upload targets.
+        couriers: one for each destination, in the same order; it delivers.
+    """
 
     def __init__(self, context: RoleContext, document: JobDocument, poll_s: float = POLL_S) -> None:
         self._context = context
@@ -89,7 +98,7 @@ class Exporter:
         await self._close()
 
     async def _recall(self) -> None:
-        """Restore marks and URLs from the last report of an earlier exporter of this job."""
+        """Restore the marks of what was delivered, and the URLs, from the last report of an earlier exporter of this job."""
         bucket = await self._context.bus.bucket(subjects.EXPORTS, inspected=False)
         entry = await bucket.get(self._key)
         if entry is None or entry.data is None:
@@ -153,7 +162,7 @@ class Exporter:
         return JobView(reader.document, tuple(reader.rows), reader.progress, active_at, links, now)
 
     async def _close(self) -> None:
-        """Close the trackers. A deleted job's run ends as killed."""
+        """Close the destinations, within twice `CLOSE_S`. Trackers learn if the job was deleted; else the next exporter may resume its runs."""
         end: End | None = None
         with contextlib.suppress(Retryable, Permanent, Unreadable, TimeoutError):
             async with asyncio.timeout(CLOSE_S):

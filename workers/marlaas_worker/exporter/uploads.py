@@ -45,11 +45,14 @@ class JobSource(Protocol):
     """Source of the records and adapter files that uploads send. Calls block, and come from several threads."""
 
     def records(self, view: JobView) -> JobRecords:
-        """Return all records of the job. Raises NotFetched if steps up to the view's progress are missing, and the errors of `JobReader.read`."""
+        """Return all records of the job, which are kept until `forget`. view: names the progress up to which steps must be there.
+
+        Raises: NotFetched if one of these steps is missing, and the errors of `JobReader.read`.
+        """
         ...
 
     def forget(self) -> None:
-        """Drop the records that `records` keeps for its next call."""
+        """Drop the records that `records` has kept, to free memory; its next call reads all again."""
         ...
 
     def files(self, agent: str, version: int) -> Mapping[str, AdapterFile]:
@@ -57,13 +60,18 @@ class JobSource(Protocol):
         ...
 
     def fetch(self, agent: str, version: int, files: Mapping[str, AdapterFile], folder: Path) -> None:
-        """Download these files into a folder. Raises as `download`, and the errors of the bus."""
+        """Download files of an adapter's version into a folder. files: as `files` returned them. Raises as `download`, and the errors of the bus."""
         ...
 
 
 @dataclass(slots=True)
 class BusSource:
-    """`JobSource` that reads records and adapters over the bus. Its callers are other threads; the calls of the bus run in the event loop `loop`."""
+    """`JobSource` that reads records and adapters over the bus. Other threads call it; it runs the calls of the bus in an event loop.
+
+    Attributes:
+        first: the document with which the exporter started; it names the job.
+        loop: the event loop of the bus. Calls from its own thread would deadlock.
+    """
 
     bus: Bus
     first: JobDocument
@@ -96,7 +104,7 @@ class BusSource:
             return await ask(self.bus, wanted)
 
     async def _records(self, view: JobView) -> JobRecords:
-        """Read the job's records. They are kept until `forget`, so that a repeated upload reads only new ones; not longer, because of their size."""
+        """Read the job's records. They are large, so they are kept only until `forget`: an upload that is retried reads only new ones."""
         async with self._reading:
             reader = self._reader = self._reader or JobReader(self.bus, self.first, kept=[])
             await reader.read()
@@ -114,8 +122,13 @@ class BusSource:
 class UploadDestination:
     """`Destination` that uploads the last adapter of each trained agent to one target, once the job has succeeded.
 
-    folder: for downloaded files; removed after each upload. uploaded: marks of all uploaded versions; all targets of the job share this list.
-    url: address of the uploaded adapter; if several agents' adapters are uploaded, of the folder above.
+    Attributes:
+        target: the hub, bucket or volume.
+        source: reads the job's records and adapter files.
+        folder: for downloaded files; removed after each upload.
+        uploaded: marks of all uploaded versions (`TARGET AGENT@vVERSION`). All targets of the job share this list.
+        url: address of the uploaded adapter; if the target gets several agents' adapters, address of the folder above. Empty if it
+            is unknown or no URL.
     """
 
     target: UploadTarget
@@ -149,7 +162,7 @@ class UploadDestination:
         return None
 
     def _due(self, view: JobView) -> dict[str, int]:
-        """Return the versions that the target lacks, by agent; empty unless the job has succeeded."""
+        """Return the version to upload by agent: the last published one, unless it is marked as uploaded. Empty unless the job has succeeded."""
         progress = view.progress
         if progress is None or progress.phase is not Phase.SUCCEEDED:
             return {}
@@ -215,7 +228,10 @@ def _bucket_variables() -> dict[str, str]:
 
 
 def _mounted(variable: str, key: str = "") -> str:
-    """Return the text of the file that an environment variable names, or of file `key` in the folder that it names; empty if there is none."""
+    """Return the text of a mounted file; empty if the variable is not set or the file cannot be read.
+
+    variable: environment variable with the file's path; or, with `key`, with the path of a folder that has a file of that name.
+    """
     try:
         return Path(os.environ[variable], key).read_text(encoding="utf-8").strip()
     except (KeyError, OSError, ValueError):

@@ -32,13 +32,17 @@ class AttemptDependencies:
 class Attempt:
     """One play of one member of a group. A group is the G episodes of one task, and a member is one of them.
 
+    Call `play` once.
+
     Args:
+        dependencies: shared by all attempts of the job.
+        task: the group's task.
         member: number of the member in the group.
         number: number of this play, unique among the member's plays; it is part of the episode's id.
 
     Attributes:
         is_retryable: whether another attempt may succeed, if this one had a fault.
-        data: JSON text of `Score.data`, by which the episode is compared with those of its group; None: it is not compared.
+        data: JSON text of `Score.data`, if the episode is to be compared with those of its group; None: it is not, or its play is not over.
     """
 
     def __init__(self, dependencies: AttemptDependencies, task: TaskMessage, member: int, number: int) -> None:
@@ -115,7 +119,7 @@ class Attempt:
 
 
 def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:
-    """Return an Episode with the fields that are known before it is played. episode: its id."""
+    """Return an Episode with only the fields that are known before its play. member: number in the group. episode: the Episode's id."""
     return Episode(
         namespace=task.namespace,
         job=task.job,
@@ -129,10 +133,12 @@ def unplayed(task: TaskMessage, member: int, episode: str) -> Episode:
 
 
 def given_up(task: TaskMessage, member: int, attempt: int) -> Episode:
-    """Return an episode with an INFRA fault, for a task that was delivered too often.
+    """Return an Episode with an INFRA fault, for a member of a task that was delivered more than `MAX_DELIVERIES` times.
 
     Otherwise a task that crashes its sandbox would be redelivered forever. Deliveries that a sandbox gave back when it was stopped, or
     lost in an outage of the bus, count too.
+
+    member: number in the group. attempt: number of the play for the Episode's id.
     """
     text = f"its task was claimed {MAX_DELIVERIES} times and never finished: its sandboxes crashed, stopped or lost the bus"
     blank = unplayed(task, member, names.episode_id(task.group, member, attempt))

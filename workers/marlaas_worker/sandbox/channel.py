@@ -27,7 +27,10 @@ class BadFrame(Exception):
 
 
 class SupervisorChannel:
-    """The child's end: implements `marlaas.environment.Channel` by requests to the supervisor."""
+    """`Channel` of a child process (`marlaas.environment_types`): requests each turn from the supervisor. Several threads may call it.
+
+    connection: socket to the supervisor; the caller closes it.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -38,7 +41,7 @@ class SupervisorChannel:
         self._waiting: dict[tuple[str, int], LockType] = {}
 
     def turn(self, request: TurnRequest) -> Reply:
-        """Request a turn from the supervisor. Raises TurnLimit."""
+        """Request a turn from the supervisor, and wait for the reply. Raises TurnLimit if the supervisor grants no turn."""
         given = {} if request.demonstration is None else {"demonstration": _plain(request.demonstration)}
         self._send(
             kind="turn",
@@ -61,7 +64,10 @@ class SupervisorChannel:
         return Reply(answer["text"], stop, *sizes, opening=answer["opening"], parts=_parts(answer.get("parts")))
 
     def _receive(self, turn: tuple[str, int]) -> dict[str, Any]:
-        """Wait for the supervisor's answer to a turn (agent, number). If several threads wait, one of them reads the answers for all."""
+        """Wait for the supervisor's answer to a turn. If several threads wait, one of them reads the answers for all.
+
+        turn: name of the agent, and number of the turn among the agent's own.
+        """
         wake = allocate_lock()
         wake.acquire()
         with self._state:
@@ -78,7 +84,11 @@ class SupervisorChannel:
                 wake.acquire()
 
     def _read(self, turn: tuple[str, int]) -> None:
-        """Read one answer, in the thread that waits for `turn`. Wake the thread that the answer is for; if that is this one, wake the next reader."""
+        """Read one answer, in the thread that waits for `turn`.
+
+        If the answer is for another thread, wake that thread. If it is for this thread, or the connection fails, wake a waiting thread
+        to read next.
+        """
         answer: dict[str, Any] | None = None
         try:
             answer = receive_frame(self._connection)
@@ -96,11 +106,16 @@ class SupervisorChannel:
                     self._waiting[woken].release()
 
     def may_call(self, agents: Sequence[str]) -> None:
-        """Report the agents that the task may call."""
+        """Report to the supervisor the names of the agents that the task may call."""
         self._send(kind="agents", agents=list(agents))
 
     def tool(self, is_open: bool, rewards: Mapping[str, float]) -> None:
-        """Report the start or end of a tool call, so that the supervisor can attribute a crash to it. rewards: of each agent so far."""
+        """Report the start or end of a tool call to the supervisor, so that a crash during the call can be attributed to the policy.
+
+        Args:
+            is_open: True at the start of the call, False at its end.
+            rewards: each agent's reward so far, by name.
+        """
         self._send(kind="tool", is_open=is_open, rewards=dict(rewards))
 
     def _send(self, **message: Any) -> None:

@@ -34,7 +34,10 @@ MAX_FAULT_TEXT = 6000
 class Confinement:
     """Limits of one child.
 
-    memory_bytes: limit of the memory in use. tmp: its own folder for temporary files, removed after its exit. niceness: least niceness.
+    Attributes:
+        memory_bytes: limit of the memory in use.
+        tmp: folder for the child's temporary files; the fork server removes it after the child's exit.
+        niceness: niceness (scheduling priority) that the child gets, unless its own is higher already.
     """
 
     memory_bytes: int
@@ -45,7 +48,10 @@ class Confinement:
 def run(environments: Environments, connection: socket.socket, output: int, confinement: Confinement) -> NoReturn:
     """Set up the process, play one episode, report its result, and exit.
 
-    connection: to the supervisor. output: descriptor that becomes stdout and stderr.
+    Args:
+        environments: the loaded environments, by suite; the job's own under the empty name.
+        connection: socket to the supervisor.
+        output: descriptor that becomes stdout and stderr.
     """
     status = 1
     try:
@@ -63,7 +69,11 @@ def run(environments: Environments, connection: socket.socket, output: int, conf
 
 
 def played(environments: Environments, connection: socket.socket) -> dict[str, Any]:
-    """Play the episode, or compare the group, that the supervisor's first message names; return the message with the result."""
+    """Play the episode, or compare the group, that the supervisor's first message names.
+
+    Returns: the last message to the supervisor: a score, no score, a comparison or a fault (`child_messages`). No exception is raised for
+    an error of the environment.
+    """
     start = receive_frame(connection)
     environment = environments[start.get("suite", "")]
     task = Task(Split(start["split"]), start["index"], start["seed"])

@@ -30,6 +30,7 @@ class TurnMessage(_Message):
     """Request for a turn of an agent.
 
     Attributes:
+        agent: name of the agent.
         number: number of the turn among the agent's own turns (`names.turn_number`).
         num_before: turns that the agent had before this one; those in branches that run at the same time do not count.
         parent: number of the agent's turn that this one follows; None begins a conversation.
@@ -38,7 +39,7 @@ class TurnMessage(_Message):
         tools: JSON text of each function that the chat template shows; None: those of the parent.
         choice: number of the choice of which the reply is one candidate (one of several replies from one state); None: of no choice.
         stop: strings that end the reply.
-        demonstration: the reply itself, if the task is demonstrated: none is sampled.
+        demonstration: the reply itself, if the task is demonstrated; None: the agent's policy samples the reply.
     """
 
     kind: Literal["turn"]
@@ -60,14 +61,17 @@ class TurnMessage(_Message):
 
 
 class AgentsMessage(_Message):
-    """The agents that the task may call, before the first turn. Without this message, it may call all."""
+    """Names of the agents that the task may call; sent before the first turn. Without this message, the task may call all agents."""
 
     kind: Literal["agents"]
     agents: list[str]
 
 
 class ToolMessage(_Message):
-    """Start or end of a tool call. rewards: rewards of the agents so far."""
+    """Start or end of a tool call.
+
+    is_open: True at the start, False at the end. rewards: each agent's reward so far, by name.
+    """
 
     kind: Literal["tool"]
     is_open: bool
@@ -85,7 +89,7 @@ class ChoiceMessage(_Message):
 
 
 class TurnRewardMessage(_Message):
-    """Reward of one turn. turn: its number among the agent's own."""
+    """Reward of one turn. agent: its agent's name. turn: its number among that agent's turns."""
 
     agent: str
     turn: Annotated[int, Field(ge=0, lt=(1 + MAX_BRANCHES) * BRANCH_TURNS)]
@@ -96,11 +100,15 @@ class ScoreMessage(_Message):
     """Result of an episode that the environment has scored.
 
     Attributes:
-        rewards: by agent. metrics: by name.
-        ending: as the environment sees it (`TurnLedger.ending`).
-        tool_s: seconds in tool calls. tool_error: text of the ToolError that ended the episode; empty: none.
+        rewards: reward of each agent, by name.
+        metrics: the environment's metrics, by name.
+        ending: how the episode ended, as the environment sees it; `TurnLedger.ending` corrects it.
+        tool_s: seconds in tool calls.
+        tool_error: text of the ToolError that ended the episode; empty: none.
         content: digest of the contents that the task has drawn (`Task.drawn`); empty if it has drawn none.
         answer: digest of the policy's answer; empty: none.
+        choices: rewards of the candidates of each choice.
+        turn_rewards: rewards of single turns.
         compared_by: JSON text of `Score.data`, if the environment compares the episodes of a group; else None.
     """
 
@@ -124,16 +132,22 @@ class UnscoredMessage(_Message):
 
 
 class ComparedMessage(_Message):
-    """Rewards (by agent) and metrics (by name) of each episode of a group, in the order of the episodes in the request."""
+    """Result of the comparison of a group's episodes.
+
+    scores: for each episode, in the order of the request, its rewards by agent and its metrics by name.
+    """
 
     kind: Literal["compared"]
     scores: list[tuple[_Rewards, Annotated[dict[_Name, _Number], Field(max_length=MAX_METRICS + 1)]]]
 
 
 class FaultMessage(_Message):
-    """Exception of the environment.
+    """Report of an exception that ended the episode or the comparison.
 
-    text: the error, for people. is_permanent: playing again cannot help. is_infra: a service that the environment calls has failed.
+    Attributes:
+        text: the error, for people.
+        is_permanent: playing again cannot help.
+        is_infra: a service that the environment calls has failed.
     """
 
     kind: Literal["fault"]

@@ -18,9 +18,13 @@ log = logging.getLogger(__name__)
 
 
 class Children:
-    """Forks children; starts the fork server when needed, and again when it was lost.
+    """Forks child processes for episodes; starts the fork server when needed, and another if it was lost.
 
-    start: returns a new fork server that has loaded the environment, or raises BrokenEnvironment. loaded: set after the first load.
+    Args:
+        start: returns a new fork server that has loaded the environment; raises BrokenEnvironment, ForkServerLost.
+
+    Attributes:
+        loaded: set once a fork server has loaded the environment for the first time.
     """
 
     def __init__(self, start: Callable[[], Awaitable[Server]]) -> None:
@@ -34,7 +38,7 @@ class Children:
 
     @contextlib.asynccontextmanager
     async def child(self) -> AsyncIterator[Child]:
-        """Fork a child; it and all its descendants are gone when the context ends.
+        """Fork a child and yield it. Leaving the context kills the child and all its descendants, and waits until they are gone.
 
         Raises:
             BrokenEnvironment: the environment cannot be loaded; raised again without a retry for a few seconds.
@@ -59,7 +63,7 @@ class Children:
 
     @property
     def data_digest(self) -> str:
-        """SHA-256 of the data sets that the fork server has loaded; empty: none, or no fork server runs."""
+        """One SHA-256 for all data sets that the fork server has loaded; empty: it has loaded none, or there is no fork server now."""
         return "" if self._server is None else self._server.data_digest
 
     async def warm_up(self) -> None:

@@ -19,16 +19,24 @@ _PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """An episode that is published only after its group was compared. data: JSON text of its `Score.data`, the comparison's input."""
+    """A played episode that is published only after the environment has compared its group.
+
+    Attributes:
+        episode: the Episode, with the rewards of its play, which the comparison replaces.
+        data: JSON text of the play's `Score.data`, an input of the comparison.
+    """
 
     episode: Episode
     data: str
 
 
 async def compare(dependencies: AttemptDependencies, task: TaskMessage, group: Sequence[Withheld]) -> list[Episode]:
-    """Have a child compare the episodes of a group. Return them with the new rewards and metrics; if the comparison fails, all with its fault.
+    """Have a child compare the episodes of a group, and return them with the rewards and metrics of the comparison.
 
-    After a fault that another attempt may avoid, the comparison is repeated: `environment.maxAttempts` attempts in all.
+    After a retryable fault, the comparison is repeated: `environment.maxAttempts` attempts in all. If none succeeds, or a fault
+    is not retryable, all episodes are returned with the last fault and without rewards.
+
+    group: the episodes of the task to compare.
     """
     plays = [{"rewards": one.episode.rewards, "metrics": one.episode.metrics, "data": one.data} for one in group]
     left = dependencies.document.spec.environment.max_attempts
@@ -49,7 +57,7 @@ async def compare(dependencies: AttemptDependencies, task: TaskMessage, group: S
 async def _compared(
     dependencies: AttemptDependencies, task: TaskMessage, plays: Sequence[dict[str, Any]]
 ) -> ComparedMessage:
-    """Have a child compare the plays. Raises Fault."""
+    """Have a child compare the plays of a group, once. plays: as of `session.compared`. Raises Fault."""
     try:
         async with dependencies.children.child() as child:
             return await compared(child, dependencies.document, task, plays)

@@ -18,7 +18,9 @@ class CpuShare:
 
     The share becomes low when the credit falls below 0, and full again when the credit has reached half of `BURST_S`.
 
-    at: time of the last `note`, in seconds of any clock.
+    Attributes:
+        at: time of the last `note`, at first of the creation, in seconds of any clock.
+        is_low: whether the share is low now.
     """
 
     at: float
@@ -27,7 +29,10 @@ class CpuShare:
     _used_s: float = 0.0
 
     def note(self, used_s: float, now: float) -> bool:
-        """Note the CPU seconds that the environments have used in total; return whether the share is low from now on."""
+        """Update the credit and return whether the share is low from now on.
+
+        used_s: CPU seconds that the environments have used so far, in total. now: time on the clock of `at`.
+        """
         used_s = max(used_s, self._used_s)  # a process that has exited is counted when its parent exits
         credit_s = self._credit_s + (now - self.at) * ALLOWANCE - (used_s - self._used_s)
         self._credit_s, self._used_s, self.at = min(max(credit_s, -BURST_S), BURST_S), used_s, now

@@ -35,7 +35,11 @@ def settle_variables() -> None:
 
 
 def serve(name: str, path: Path) -> None:
-    """Serve an environment (`module:attribute`, or a builtin's name) until SIGTERM or SIGINT.
+    """Serve an environment to one supervisor after another, until SIGTERM or SIGINT.
+
+    Args:
+        name: the environment, as `module:attribute` or a builtin's name.
+        path: where to create the Unix socket on which supervisors connect.
 
     Raises:
         InvalidInput: the socket cannot be created.
@@ -69,14 +73,14 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 
 def _next(listener: socket.socket, stopped: int) -> socket.socket | None:
-    """Wait for a supervisor to connect; return None on SIGTERM or SIGINT."""
+    """Wait for a supervisor and return its connection; return None on SIGTERM or SIGINT. stopped: descriptor of `_stop_descriptor`."""
     watched: list[socket.socket | int] = [listener, stopped]
     ready, _, _ = select.select(watched, [], [])
     return None if stopped in ready else listener.accept()[0]
 
 
 def _serve_supervisor(name: str, control: socket.socket) -> NoReturn:
-    """Serve one supervisor in this forked process, then exit."""
+    """Serve one supervisor in this forked process, then exit. name: of the environment. control: connection to the supervisor."""
     scratch = tempfile.mkdtemp(prefix="environment-")
     try:
         signal.set_wakeup_fd(-1)

@@ -14,10 +14,11 @@ class Fault(Exception):
     """A fault of an episode, which then does not count.
 
     Attributes:
-        fault: its class.
-        by_policy: if it comes while a tool call is open, the policy is its cause: the episode counts, with the ending TOOL_ERROR.
-        is_permanent: every play of the job would have it.
-        is_retryable: another attempt at this episode may be without it.
+        fault: class of the fault.
+        by_policy: a fault that the policy's tool call can cause. While a tool call is open, such a fault ends the episode with
+            TOOL_ERROR instead, and the episode counts.
+        is_permanent: every episode of the job would have this fault.
+        is_retryable: another attempt at this episode may succeed; False if `is_permanent`.
     """
 
     def __init__(

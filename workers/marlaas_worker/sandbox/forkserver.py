@@ -48,10 +48,12 @@ class _RunningEpisode:
     """An episode that is being played by a child process.
 
     Attributes:
-        number: of the child in orders and reports. pid: of the child. tmp: path of its folder.
+        number: number of the child in orders and reports.
+        pid: process id of the child.
+        tmp: path of the child's folder for temporary files.
         cause: why this server kills it (`order`, `memory`, `processes`); empty if it does not.
-        idle_at_ns: CPU time of the child at the last check; -1 if it had descendants then. While its CPU time is still this, it has
-            not run since, so its limits need no check.
+        idle_at_ns: CPU time of the child at the last check; -1 if there was none yet, or the child had descendants then. A child whose
+            CPU time still equals this has not run since, so its limits need no check.
     """
 
     number: int
@@ -69,7 +71,7 @@ class ForkServer:
 
     Args:
         control: connection to the supervisor.
-        environments: the loaded environments, by suite.
+        environments: the loaded environments, by suite; the job's own under the empty name.
         memory_bytes: limit of the memory in use of one episode.
     """
 
@@ -224,7 +226,10 @@ class ForkServer:
                     set_share(pid, LOW_SHARE)
 
     def _held_bytes(self, pid: int, others: list[int]) -> int:
-        """Return the bytes of memory of an episode and its descendants `others`; pages that all have from this process count once."""
+        """Return the bytes of memory that an episode's process and its descendants hold; pages inherited from this process count once, not for each.
+
+        pid: of the episode's process. others: process ids of its descendants.
+        """
         added = (max(0, kernel.held_bytes(other) - self._shared_bytes) for other in others)
         return kernel.held_bytes(pid) + sum(added)
 
@@ -233,7 +238,7 @@ class ForkServer:
 
 
 def new_folder(number: int) -> str:
-    """Create an episode's folder for temporary files, and return its path. If its usual name is taken by an earlier episode, it has a random one."""
+    """Create an episode's folder for temporary files, and return its path: `episode-NUMBER`, or a random name if that one exists already."""
     path = f"{tempfile.gettempdir()}/episode-{number}"
     try:
         os.mkdir(path, 0o700)  # noqa: PTH102  # `tempfile` and `Path` write to more pages, which are then copied
@@ -260,8 +265,8 @@ def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
 
     config: as `server_start._started` sends it.
 
-    Returns: the environments by suite (the job's own under the empty name), and warnings about open files, connections, threads,
-    processes and generators that the load has left (`leftovers`).
+    Returns: the environments by suite (the job's own under the empty name), and warnings about what the load has left in this process,
+    such as open files and threads (`leftovers`).
     """
     kernel.limit_memory(config["memory_bytes"])
     if modules := config.get("modules"):
@@ -276,8 +281,10 @@ def _load(config: dict[str, Any]) -> tuple[Environments, tuple[str, ...]]:
 def broken(error: BaseException) -> dict[str, Any]:
     """Return the report that the environment cannot be loaded, from the error of its load.
 
-    Fields of the report: `text`; `is_permanent`: loading the environment again cannot help; and, only if a service has failed,
-    `fault`: the class of the fault that the episodes get.
+    Fields of the report:
+        text: the error, or its traceback.
+        is_permanent: loading the environment again cannot help.
+        fault: only if a service that the load needs has failed: class of the fault that the episodes get, `waited` or `infra`.
     """
     is_service = isinstance(error, ServiceFailed)
     is_permanent = isinstance(error, InvalidInput) and error.__cause__ is None and not is_service
@@ -291,7 +298,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
 
     Args:
         control: connection to the supervisor.
-        config: as `server_start` sends it, with `name` and `scratch`.
+        config: as `server_start` sends it, with the environment's `name` and the folder `scratch` for temporary files.
         loaded: called after a successful load, before the first order.
     """
     os.environ["TMPDIR"] = tempfile.tempdir = config["scratch"]
@@ -314,7 +321,7 @@ def load_and_serve(control: socket.socket, config: dict[str, Any], loaded: Calla
 
 
 def import_for_chat_clients() -> None:
-    """If the environment has imported `openai`, import `_OF_CHAT_CLIENTS` here once. Each episode's process would otherwise import them."""
+    """If the environment has imported `openai`, import the modules `_OF_CHAT_CLIENTS`, so that episodes' processes need not import them."""
     if "openai" in sys.modules:
         for name in _OF_CHAT_CLIENTS:
             with contextlib.suppress(Exception):  # a broken package is an error of the episode that uses it

@@ -27,7 +27,7 @@ MAX_PACKET_BYTES = 64 << 10
 MAX_DESCRIPTORS = 8
 
 Role = Callable[[Sequence[str], IO[str], asyncio.Event], Awaitable[int]]
-"""Runs a role with these arguments and this log until it ends, or has drained once the event is set; returns its exit code."""
+"""Runs a role until it ends and returns its exit code. Takes the role's command-line arguments, its log, and an event that asks it to drain."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,10 @@ class _Sandbox:
 
 
 class Host:
-    """Starts, drains and kills sandboxes by the requests on a socket, and reports there when one has ended. role: runs one sandbox."""
+    """Starts, drains and kills sandboxes by the requests on a socket, and reports there when a sandbox has ended.
+
+    control: the socket; it has one packet per request or report. role: runs one sandbox.
+    """
 
     def __init__(self, control: socket.socket, role: Role) -> None:
         self._control = control
@@ -112,7 +115,10 @@ def _path(descriptor: int) -> str:
 
 
 async def serve(descriptor: int, role: Role) -> None:
-    """Serve sandboxes until the socket with this descriptor closes."""
+    """Run sandboxes by the requests on a socket (`Host`) until the other end closes it.
+
+    descriptor: of the socket. role: runs one sandbox.
+    """
     kernel.hide_from_siblings()
     with socket.socket(fileno=descriptor) as control:
         await Host(control, role).serve()

@@ -35,7 +35,15 @@ def hide_from_siblings() -> None:
 
 
 def receive(connection: socket.socket, max_bytes: int, max_descriptors: int) -> tuple[bytes, list[int]]:
-    """Receive a packet, empty once the other end is closed, and its descriptors, which programs that this process executes do not inherit."""
+    """Receive one packet and the descriptors sent with it.
+
+    Args:
+        max_bytes: a longer packet is cut.
+        max_descriptors: further descriptors are dropped.
+
+    Returns: the packet, empty once the other end is closed, and the descriptors here. Programs that this process executes do not
+    inherit them.
+    """
     try:
         packet, descriptors, _, _ = socket.recv_fds(connection, max_bytes, max_descriptors)
     except ConnectionResetError:  # It was closed before it had read all packets.
@@ -52,7 +60,7 @@ def open_many_files() -> None:
 
 
 def limit_memory(limit_bytes: int) -> None:
-    """Make allocations of this process fail beyond `_RESERVE` times the limit, because allocated memory may exceed the memory in use.
+    """Make allocations of this process fail once it has allocated `_RESERVE` times `limit_bytes`; allocated memory may exceed that in use.
 
     The fork server checks the memory in use against `limit_bytes` itself.
     """

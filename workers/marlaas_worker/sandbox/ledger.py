@@ -14,15 +14,17 @@ class BadChildMessage(Exception):
 
 @dataclass(slots=True)
 class TurnLedger:
-    """The turns of one play, by agent and by their number among the agent's own.
+    """Record of one play of an episode: its turns, its choices (several replies of an agent from one state), and their rewards.
+
+    A turn is named by its agent and its number among the agent's own turns.
 
     Attributes:
         agents: all agents of the job, in the manifest's order.
-        max_turns: `rollout.maxTurns`.
+        max_turns: limit of the turns of one agent (`rollout.maxTurns`).
         may_speak: the agents that the task may call; empty: all.
         tool_rewards: each agent's reward so far, while a tool call is open; else None.
-        num_tokens: generated tokens, and tokens of a trained demonstration.
-        num_cut: turns that maxTokens, the context or the time limit cut.
+        num_tokens: tokens generated so far; in a demonstrated task, tokens of the demonstrated replies that are trained.
+        num_cut: turns whose reply maxTokens, the model's context length or the time limit cut.
         num_overtime: turns that the time limit cut.
     """
 
@@ -60,7 +62,7 @@ class TurnLedger:
         return bool(self._begun)
 
     def begin(self, asked: TurnMessage) -> bool:
-        """Begin a turn and return True. If the agent had `max_turns` turns before it (`num_before`), begin none and return False.
+        """Record that a turn begins and return True; return False, and record no turn, if `num_before` of the request has reached `max_turns`.
 
         Raises:
             BadChildMessage: the number was used before or does not follow the parent's, the parent turn does not exist, the task
@@ -95,7 +97,14 @@ class TurnLedger:
         return digest_of(self._first, content) if self._first else ""
 
     def end(self, asked: TurnMessage, stop: StopReason, num_tokens: int = 0, *, is_overtime: bool = False) -> None:
-        """Record the end of a turn: its request, stop reason and generated tokens. is_overtime: the time limit cut it."""
+        """Record the end of a turn.
+
+        Args:
+            asked: the request for the turn, as given to `begin`.
+            stop: why the reply ended.
+            num_tokens: tokens of the reply.
+            is_overtime: the time limit cut the reply.
+        """
         self.num_tokens += 0 if asked.is_measured else num_tokens
         self.num_cut += stop in (StopReason.LENGTH, StopReason.CONTEXT)
         self.num_overtime += is_overtime
@@ -106,7 +115,10 @@ class TurnLedger:
             self._last, self._last_stop = asked, stop
 
     def number(self, agent: str, own: int) -> int:
-        """Return a turn's number in the episode (`names.turn_number`). own: its number among the agent's own turns."""
+        """Return a turn's number in the episode (`names.turn_number`).
+
+        agent: the turn's agent. own: number of the turn among the agent's own.
+        """
         return turn_number(own, self.agents.index(agent), len(self.agents))
 
     def reward(self, score: ScoreMessage) -> None:
@@ -126,7 +138,10 @@ class TurnLedger:
             self._rewards[choice.number] = tuple(choice.rewards)
 
     def choices(self) -> tuple[Choice, ...]:
-        """Return the choices, with the rewards that are known, by turn number. The order does not depend on which part of the episode is faster."""
+        """Return the choices (several replies of an agent from one state), ordered by their turns' numbers in the episode.
+
+        A choice has no rewards if the child has reported none.
+        """
         found = [
             Choice(
                 agent=asked[0].agent,
@@ -181,8 +196,9 @@ def _is_beside(one: TurnMessage, other: TurnMessage) -> bool:
 def _is_later(one: TurnMessage, last: TurnMessage) -> bool:
     """Return whether a turn that has just ended comes after `last`, the episode's last turn so far.
 
-    The order is that of branches, and within one branch and agent that of numbers, so it does not depend on which part runs faster.
-    Turns of different agents in one branch have the order in which they end. They run at the same time only in an asynchronous job.
+    A turn of a higher branch (part of the episode that may run at the same time as others) is later. In one branch, the turns of one
+    agent are ordered by their numbers. So the order does not depend on which branch runs faster. Turns of different agents in one branch
+    are ordered by when they end; they run at the same time only in an asynchronous job.
     """
     branches = one.number // BRANCH_TURNS, last.number // BRANCH_TURNS
     if branches[0] == branches[1] and one.agent == last.agent:

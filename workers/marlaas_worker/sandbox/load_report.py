@@ -26,7 +26,9 @@ _SHORT_OF_CPU = 0.5
 class Loaded:
     """Report of a fork server that has loaded its environments.
 
-    told: warnings about the load, in sentences. data_digest: SHA-256 of the data sets that were loaded; empty: none.
+    Attributes:
+        told: warnings about the load, one sentence each.
+        data_digest: one SHA-256 for all data sets that were loaded; empty: none.
     """
 
     told: tuple[str, ...] = ()
@@ -48,10 +50,10 @@ async def wait_until_loaded(
         timeout_s: limit. It is extended, to at most `MAX_EXTENSION` times itself, while the process is short of CPU: with a low share
             of a busy CPU, imports take many times as long.
         cpu_wait_s: returns the seconds that the process has waited for a CPU so far; None: unknown, the limit is not extended.
-        suites: names of the suites whose own environments it must have loaded.
+        suites: names of the suites whose own environments the fork server must have loaded, besides the job's.
 
     Raises:
-        BrokenEnvironment: it cannot be loaded, or not in time, or the report is invalid.
+        BrokenEnvironment: the environment cannot be loaded, or not in time, or the report is invalid or lacks one of `suites`.
     """
     packet = await _report(control, output, timeout_s, cpu_wait_s or (lambda: 0.0))
     report: dict[str, Any] = {"report": "broken", "text": "the process exited while it loaded the environment"}

@@ -17,7 +17,11 @@ class Output:
 
     After `FREE_BYTES` it reads only `_PART_BYTES` every `_PAUSE_S`, so that the pipe fills and blocks its writer.
 
-    descriptor: read end of the pipe; closed at the end of the output, or by `close`.
+    Args:
+        descriptor: read end of the pipe; closed at the end of the output, or by `close`.
+
+    Attributes:
+        num_bytes: bytes read so far.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -31,13 +35,13 @@ class Output:
         self._listen()
 
     def text(self) -> str:
-        """Return the tail; if bytes before it were dropped, their number stands at its beginning."""
+        """Return the last `KEPT_BYTES` of the output; if bytes before them were dropped, the text begins with their number."""
         tail = self._tail.decode(errors="replace").strip()
         cut = self.num_bytes - len(self._tail)
         return f"[{cut} bytes cut] …{tail}" if cut > 0 else tail
 
     async def wait_for_text(self, words: bytes, timeout_s: float) -> None:
-        """Wait until the tail contains `words`, the timeout ends, or the writer closes."""
+        """Wait until the last `KEPT_BYTES` of the output contain `words`, the timeout ends, or the pipe closes."""
         try:
             async with asyncio.timeout(timeout_s):
                 while words not in self._tail and self._descriptor >= 0:

@@ -9,11 +9,14 @@ import contextlib
 from collections.abc import AsyncIterator
 
 FIRST_EPISODES, FIRST_S = 8, 5.0
-"""Number of places at first, and seconds after the load of the environment at which the others open. They open earlier if an episode ends."""
+"""Number of places at first, and seconds after the environment's load at which all others open. They open earlier if an episode ends."""
 
 
 class EpisodePlaces:
-    """Limits the episodes that run at once to `concurrency`, and at first to `FIRST_EPISODES` if that is less."""
+    """Limits how many episodes run at once: at first `FIRST_EPISODES`, or `concurrency` if that is less; later `concurrency`.
+
+    concurrency: `environment.concurrency` of the job.
+    """
 
     def __init__(self, concurrency: int) -> None:
         self._num_withheld = max(0, concurrency - FIRST_EPISODES)
@@ -38,7 +41,7 @@ class EpisodePlaces:
         self._open()
 
     async def open_after(self, loaded: asyncio.Event) -> None:
-        """Open all places `FIRST_S` after `loaded` is set."""
+        """Wait until `FIRST_S` after `loaded` is set, then open all places. loaded: set once the environment is loaded."""
         await loaded.wait()
         await asyncio.sleep(FIRST_S)
         self._open()

@@ -46,9 +46,9 @@ _FIRST_WITH_REFER = 2
 
 
 def secluded(creds: Path) -> Path | None:
-    """Return the path to hide from child processes; None if the credential has no path (`/dev/fd`).
+    """Return the path to hide from child processes; None if the credential is an open descriptor (`/dev/fd/N`) and has no path.
 
-    It is the file itself, or the folder of a mounted Secret, whose files are symlinks.
+    The path is the credential file itself, or, if that is a symlink as in a mounted Secret, its folder. creds: path of the credential file.
     """
     if creds.is_relative_to("/dev/fd"):
         return None
@@ -58,7 +58,8 @@ def secluded(creds: Path) -> Path | None:
 def seclude(path: Path | None) -> bool:
     """Restrict this process and its descendants for good; return False if the kernel does not support it.
 
-    path: file or folder to hide; None: none. Processes outside the restriction are hidden in any case.
+    path: file or folder whose files can then not be read; None: all files stay readable. In either case the restricted processes have no
+        access to the memory and open files of other processes.
     """
     if landlock.version() < _FIRST_WITH_REFER:
         return False
@@ -73,7 +74,9 @@ def seclude(path: Path | None) -> bool:
 
 
 def beside(path: Path) -> Iterator[Path]:
-    """Yield every path that is neither `path` nor one of its parents, for Landlock's allow rules.
+    """Yield the siblings of `path` and of each of its parents, for Landlock's allow rules.
+
+    So every file may be read, except `path` itself or the files below it.
 
     Symlinks are skipped: access is checked at their targets.
     """

@@ -40,7 +40,9 @@ log = logging.getLogger(__name__)
 class BrokenEnvironment(Permanent):
     """The environment could not be imported or created; the text is its traceback or the reason.
 
-    is_permanent: the environment does not fit the job, so loading it again cannot help. fault: class of the faults of its episodes.
+    Attributes:
+        is_permanent: the environment does not fit the job, so loading it again cannot help.
+        fault: class of the fault of the episodes that need this environment.
     """
 
     def __init__(self, text: str, *, is_permanent: bool = False, fault: FaultClass = FaultClass.ENV) -> None:
@@ -50,7 +52,7 @@ class BrokenEnvironment(Permanent):
 
 
 class ForkServerLost(Retryable):
-    """The fork server exited, and with it every child; or none could be reached; or the machine has no room for a process."""
+    """The fork server exited, and with it every child; or no fork server could be reached; or no process could be created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,9 @@ class Ended:
     """End of a child.
 
     Attributes:
-        status: exit status, negative for a signal, None if unknown.
-        cause: the fork server's reason for killing it; empty if it did not.
+        status: exit status; -N if signal N killed the child; None if unknown.
+        cause: why the fork server killed the child: `order`, `memory` (over the limit) or `processes` (too many). If `status` is None, how
+            the child was lost. Else empty.
     """
 
     status: int | None
@@ -68,7 +71,15 @@ class Ended:
 
 @dataclass(slots=True)
 class Child:
-    """One episode's process. `ended` resolves when it has exited."""
+    """The supervisor's handle of one episode's process.
+
+    Attributes:
+        number: its number in orders to the fork server.
+        reader, writer: the two directions of the connection to the process.
+        output: what the process prints.
+        server: the fork server that forks and kills it.
+        ended: resolves once its exit is reported, or its fork server has exited.
+    """
 
     number: int
     reader: asyncio.StreamReader
@@ -78,7 +89,7 @@ class Child:
     ended: asyncio.Future[Ended] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def kill(self) -> None:
-        """Kill it and all its descendants; return when they are gone."""
+        """Kill the process and all its descendants; return when they are gone. If the fork server reports no end, kill the fork server."""
         with contextlib.suppress(ForkServerLost):
             if not self.ended.done():
                 await self.server.order("kill", self.number)
@@ -106,10 +117,10 @@ class Child:
 
 
 class ServerProcess(Protocol):
-    """Process of a fork server, local or remote."""
+    """Process of a fork server, in this container or in another (`server_processes`)."""
 
     async def ended(self) -> None:
-        """Wait until the process has exited. The caller has killed it, or its control socket is closed."""
+        """Wait until the process has exited. Call it after `kill`, or once the control socket is closed."""
         ...
 
     def kill(self) -> None:
@@ -117,15 +128,21 @@ class ServerProcess(Protocol):
         ...
 
     def kill_children(self, pids: Iterable[int]) -> None:
-        """Kill the children with these process ids that still run after its exit."""
+        """After the fork server's exit, kill those of its children that still run. pids: process ids of its children."""
         ...
 
 
 class Server:
     """A running fork server and its children.
 
+    Args:
+        process: the fork server's process.
+        control: connection for orders and reports.
+
     Attributes:
-        told, data_digest: warnings about its load, and SHA-256 of the data sets that it has loaded (`load_report.Loaded`).
+        output: what the fork server prints.
+        told: warnings about the environment's load (`load_report.Loaded`).
+        data_digest: one SHA-256 for all data sets that it has loaded; empty: none.
         pids: process ids of the running children, by number.
         children: children whose end is not reported yet, by number.
         num_reports: reports of starts and ends of children so far.

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class LocalServerProcess:
-    """`ServerProcess` of a fork server that the supervisor started by exec; the process leads a session."""
+    """`ServerProcess` of a fork server that the supervisor started by exec.
+
+    process: the fork server's process, which leads a session and a process group.
+    """
 
     process: asyncio.subprocess.Process
     _is_swept: bool = False
 
     async def ended(self) -> None:
-        """Wait until it has exited, then kill the rest of its process group: loading the environment may have started processes."""
+        """Wait until the fork server has exited, then kill the rest of its process group: the environment's load may have started processes."""
         await self.process.wait()
         if not self._is_swept:
             self._is_swept = True
@@ -38,7 +41,10 @@ class LocalServerProcess:
 
 @dataclass(frozen=True, slots=True)
 class RemoteServerProcess:
-    """`ServerProcess` of a fork server in another container, which counts as exited once the connection is closed."""
+    """`ServerProcess` of a fork server in another container, which counts as exited once the connection is closed.
+
+    control: connection to the fork server.
+    """
 
     control: socket.socket
 
@@ -57,7 +63,7 @@ class RemoteServerProcess:
 
 
 def kill_groups(pids: Iterable[int]) -> None:
-    """Kill the process groups with these leaders: the children of a fork server that has exited, or its own group."""
+    """Kill the process groups whose leaders have these process ids: children of a fork server that has exited, or the fork server's own group."""
     for pid in pids:
         with contextlib.suppress(OSError):
             os.killpg(pid, signal.SIGKILL)

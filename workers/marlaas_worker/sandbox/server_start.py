@@ -36,16 +36,18 @@ class ChildrenConfig:
     """Configuration of a fork server and its child processes.
 
     Attributes:
-        name, args: the environment and its arguments.
+        name: the environment, as `module:attribute` or a builtin's name; empty if it has its own image, whose container names it.
+        args: arguments of the environment.
         memory_bytes: limit of the memory in use of one episode.
         load_timeout_s: limit of importing and creating the environment; `wait_until_loaded` extends it while the CPU is busy.
         scratch: folder for temporary files.
         variables: environment variables of the fork server.
         secluded: path that no child may read (`seclusion`); None: no path.
-        given: more variables, set after the process is secluded.
+        given: more environment variables, set after access to `secluded` is denied. They carry the job's secrets.
         agents: names of the agents that the environment calls.
-        demonstrations: arguments of the data sets of demonstrations, by agent (`demonstrations.with_data`); None: the environment's own.
-        suites: by suite, `name` and `args` of its own environment.
+        demonstrations: arguments of the data sets of demonstrations, by agent (`demonstrations.with_data`); None: the demonstrations of
+            the environment itself, if it has any.
+        suites: `name` and `args` of the environment of each evaluation suite that has its own, by suite.
         modules: folder in which the environment's modules are searched first; None: only on PYTHONPATH.
     """
 
@@ -90,7 +92,7 @@ async def start_server(config: ChildrenConfig) -> Server:
 
 
 async def _started(config: ChildrenConfig) -> tuple[asyncio.subprocess.Process, socket.socket, Output]:
-    """Start a fork server; return it with our end of its control connection, and its output."""
+    """Start a fork server; return its process, the supervisor's end of the control connection, and the fork server's output."""
     setup = {
         **_setup(config),
         "name": config.name,

@@ -60,7 +60,7 @@ async def serve(
     """Play the job's tasks until `context.stop`, then finish those that end within `DRAIN_S` and nak the others.
 
     Args:
-        timeouts: of turns.
+        timeouts: timeouts and retry intervals of turns.
         environment_socket: socket of the environment's own container; None: this process starts the fork server itself.
         modules: folder that the fork server searches first for the environment's modules; None: only PYTHONPATH.
 
@@ -109,7 +109,7 @@ def _demonstrations(spec: JobSpec) -> dict[str, Any] | None:
 
 
 def _suites(spec: JobSpec) -> dict[str, Any]:
-    """Return, by suite, `name` and `args` of its own environment. Suites that the job's environment plays are left out."""
+    """Return, by suite, `name` and `args` of the suite's own environment. Suites that the job's environment plays are left out."""
     given = {suite.name: suite.environment for suite in spec.evaluation.suites if suite.environment is not None}
     return {name: {"name": one.name, "args": suite_args(one.name, one.args.value)} for name, one in given.items()}
 
@@ -145,7 +145,10 @@ class _Supervisor:
             await self._drain()
 
     async def _claim(self, consumer: Consumer, group: asyncio.TaskGroup) -> None:
-        """Claim a task, if there is one within `_FETCH_S`; start to play it, and return once its members wait for places (`EpisodePlaces`)."""
+        """Claim one task and start to play it as a task of `group`; return once its members wait for places (`EpisodePlaces`).
+
+        If there is no task within `_FETCH_S`, return. If the bus is unavailable, pause for `_PAUSE_S`.
+        """
         try:
             deliveries = await self._fetched(consumer)
         except BusUnavailable as error:
@@ -240,7 +243,10 @@ class _Supervisor:
                 await self._end_member(episode)
 
     async def _play_member(self, task: TaskMessage, member: int, num_delivered: int) -> Withheld | None:
-        """Play a member of a group and publish its Episode; if a comparison with the group must score it first, return it unpublished."""
+        """Play a member of a group and publish its Episode.
+
+        Returns: None; or the unpublished Episode, if the environment must compare it with those of the group first.
+        """
         async with self._places.place():
             episode, data = await self._played(task, member, num_delivered)
         if data is not None:

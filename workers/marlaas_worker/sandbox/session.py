@@ -53,7 +53,7 @@ _OUT_OF_PLACE = "the environment sent an invalid message: scores of a group wher
 _EXIT_GRACE_S = 0.5
 """Time for the report of a child's exit after its connection has closed, or for its last message after its exit."""
 _CUT_GRACE_S = 30.0
-"""Seconds after a turn's time limit at which the sandbox gives the turn up. An engine that works ends the turn at the limit, as a cut reply."""
+"""Seconds that the sandbox waits beyond a turn's time limit before the turn fails. A healthy engine cuts the reply at the limit itself."""
 _T = TypeVar("_T")
 
 
@@ -110,9 +110,18 @@ class _ChildEnded(Exception):
 
 
 class ChildSession:
-    """One play of an episode: answers the child's requests for turns until the child sends a score.
+    """One play of an episode: answers the child's requests for turns until the child sends a score. Call `run` once.
 
-    member: number in the group. episode: its id. ledger: turns so far. tool_s: seconds in tool calls so far, measured by the supervisor.
+    Args:
+        document: of the job.
+        turns: client that requests the turns.
+        task: the task to play.
+        member: number of the episode in its group.
+        episode: the episode's id.
+
+    Attributes:
+        ledger: record of the turns so far.
+        tool_s: seconds in tool calls so far, measured by the supervisor.
     """
 
     def __init__(self, document: JobDocument, turns: TurnClient, task: TaskMessage, member: int, episode: str) -> None:
@@ -203,7 +212,17 @@ class ChildSession:
     async def _wait(
         self, child: Child, reading: "asyncio.Task[ChildMessage]", turns: Set["asyncio.Task[None]"]
     ) -> None:
-        """Wait for the next message or the end of a turn. Without an open turn, the time counts against the episode's timeout. Raises Fault."""
+        """Wait until the child's next message is read or one of the turns ends.
+
+        The time counts against the episode's timeout only while no turn is open.
+
+        Args:
+            child: prints its stack if the timeout is exceeded.
+            reading: reads the next message.
+            turns: the open turns.
+
+        Raises: Fault, after the timeout.
+        """
         started, is_own = time.monotonic(), not turns
         waits: set[asyncio.Task[Any]] = {reading, *turns}
         await asyncio.wait(
@@ -223,10 +242,10 @@ class ChildSession:
             self.tool_s += seconds
 
     async def _disconnected(self, child: Child) -> Fault:
-        """Return the fault of a child whose connection is closed; kill a child that has not ended.
+        """Return the fault of a child whose connection is closed; kill the child if its end is not reported soon.
 
-        A connection closes before the child's end is reported, and long before if the fork server gets no CPU or ends too. Only the
-        fork server can tell whether the child still ran.
+        The end is reported after the connection closes, and much later if the fork server gets no CPU or ends too. Only the fork server
+        can tell whether the child still ran.
         """
         await asyncio.wait({child.ended}, timeout=_EXIT_GRACE_S)
         await child.kill()
@@ -237,7 +256,10 @@ class ChildSession:
         await _send(child, {"agent": asked.agent, "turn": asked.number, **await self._play_turn(child, asked)})
 
     async def ask_teacher(self) -> None:
-        """Have the job's teacher score the conversations of the trainable agents, after the episode's end. Raises Fault."""
+        """After the episode's end, have the job's teacher score the conversations of the trainable agents. Raises Fault.
+
+        Do nothing if the job has no teacher, or the task is held out or demonstrated.
+        """
         teacher, task = self._spec.teacher, self._task
         if teacher is None or task.split is not Split.TRAIN or self._spec.demonstrates(task.group):
             return
@@ -280,7 +302,7 @@ class ChildSession:
         return {"kind": "reply", **texts, "stop_reason": stop, **sizes}
 
     def _score(self, teacher: str, leaf: int) -> GenerateRequest:
-        """Return the request to the teacher to score the conversation whose last turn is `leaf`."""
+        """Return the request to the teacher to score the conversation that ends with a turn. leaf: number of that turn in the episode."""
         task = self._task
         return GenerateRequest(
             namespace=task.namespace,
@@ -357,7 +379,7 @@ def _of_suite(spec: JobSpec, task: TaskMessage) -> dict[str, str]:
 
 
 def _fault_of(message: ChildMessage) -> Fault:
-    """Return the fault that a child reports; for any other message, the fault that it is out of place."""
+    """Return the fault that a child reports; for any other message, an ENV fault: the child sent it when it was not expected."""
     if not isinstance(message, FaultMessage):
         return Fault(FaultClass.ENV, _OUT_OF_PLACE)
     fault = FaultClass.INFRA if message.is_infra else FaultClass.ENV
@@ -379,7 +401,7 @@ async def _send(child: Child, message: dict[str, Any]) -> None:
 
 
 def _close_late(child: Child, _: object) -> None:
-    """Close the connection of a child that has exited, after its last message could be read; a pending read then ends."""
+    """Close the connection of a child that has exited, `_EXIT_GRACE_S` later, so that its last message is read first. A pending read then ends."""
     asyncio.get_running_loop().call_later(_EXIT_GRACE_S, child.writer.close)
 
 

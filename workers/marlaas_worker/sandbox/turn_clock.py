@@ -17,7 +17,7 @@ class TurnClock:
     Attributes:
         timeout_s: limit of the time that counts (turnTimeoutSeconds).
         wait_s: limit of the waiting time.
-        at: time up to which seconds are counted.
+        at: clock time up to which seconds are counted so far; at first, the start of the turn.
         waited_s: waiting time so far.
         running_s: seconds of the generation in progress; None if there is none.
         failed_s: seconds of failed generations, and from a failure to the next heartbeat.
@@ -33,12 +33,12 @@ class TurnClock:
 
     @property
     def counts(self) -> bool:
-        """Whether time currently counts against the turn's timeout."""
+        """Whether the present time counts against `timeout_s`; else it counts against `wait_s`."""
         return self._fails or self.running_s is not None
 
     @property
     def left_s(self) -> float:
-        """Seconds until the turn's timeout or the limit of waiting, whichever the current time counts against."""
+        """Seconds left at `at` of `timeout_s` while `counts`, else of `wait_s`; negative once the limit is exceeded."""
         if self.counts:
             return self.timeout_s - self.failed_s - (self.running_s or 0.0)
         return self.wait_s - self.waited_s
@@ -61,7 +61,8 @@ class TurnClock:
     def failed(self, waits: bool, now: float) -> None:
         """Record a failure, after which the turn is retried.
 
-        waits: it failed for lack of a place, which counts as waiting.
+        waits: it failed because the engine had no place for it. The time until the next heartbeat then counts as waiting, and the
+            generation so far is not counted. Else both count against `timeout_s`.
         """
         self.advance(now)
         if not waits:

@@ -64,10 +64,11 @@ class TurnTimeouts:
     """Timeouts and retry intervals of turns, in seconds.
 
     Attributes:
-        silence_s: silence after which the same request is sent again (a busy replica sends a heartbeat every
+        silence_s: time without a reply after which the same request is sent again (a busy replica sends a heartbeat every
             second).
-        first_retry_s, max_retry_s: first and longest backoff.
-        keep_s: interval at which the request's lease is renewed.
+        first_retry_s: backoff after the first retryable failure; it doubles with each further one.
+        max_retry_s: longest backoff.
+        keep_s: interval at which the request's lease is renewed (`LEASE_S`).
         wait_s: longest wait of a turn for a place in an engine.
     """
 
@@ -80,12 +81,15 @@ class TurnTimeouts:
 
 TURN_TIMEOUTS = TurnTimeouts()
 MAX_GROUPS = 4096
-"""Number of groups whose last replica is remembered."""
+"""Number of pairs (agent, group) for which a client remembers the replica that replied last. Those without a reply for longest are dropped."""
 _EPISODE = {"namespace", "job", "uid", "agent", "episode"}
 
 
 class TurnClient:
-    """Requests all turns of one supervisor; replies arrive on one inbox. Use as an async context."""
+    """Requests all turns of one supervisor from the rollout role, and receives the replies. Use it as an async context manager.
+
+    bus: carries the requests and replies. timeouts: of each turn, and retry intervals.
+    """
 
     def __init__(self, bus: Bus, timeouts: TurnTimeouts = TURN_TIMEOUTS) -> None:
         self._bus = bus
@@ -151,7 +155,7 @@ class TurnClient:
             pause_s = min(2 * pause_s, self._timeouts.max_retry_s)
 
     async def _next_decision(self, waiting: "_Waiting") -> GenerateReply | None:
-        """Return the next result or failure; None after `silence_s` without a reply. Renew the request's lease meanwhile."""
+        """Return the next reply that is a result or a failure; None after `silence_s` without any reply. Renew the request's lease meanwhile."""
         waiting.heard_at = _now()
         keep_at = _now() + self._timeouts.keep_s
         while True:
@@ -162,7 +166,7 @@ class TurnClient:
             keep_at = _now() + self._timeouts.keep_s
 
     async def _notify(self, request: GenerateRequest, kind: type[CancelRequest] | type[KeepRequest]) -> None:
-        """Send a keep or cancel message for a request; nothing depends on its arrival."""
+        """Send a message that keeps or cancels a request. The message may be lost: a lease ends by itself."""
         await self._send(request, kind(**request.model_dump(include=_EPISODE)))
 
     async def _send(self, request: GenerateRequest, message: BusMessage, inbox: str = "") -> None:
@@ -186,7 +190,10 @@ class TurnClient:
             waiting.receive(reply)
 
     def _note_replica(self, request: GenerateRequest, reply: GenerateReply) -> None:
-        """Remember the replica that replied last to a request of the group: it has cached the conversations, so later requests name it."""
+        """Remember the replica that replied last to a request of this agent and group.
+
+        The group's later requests name it, because it has cached their conversations.
+        """
         group = _group_of(request)
         self._last_replicas[group] = reply.replica
         self._last_replicas.move_to_end(group)
@@ -199,7 +206,13 @@ class _Waiting:
 
     Heartbeats are many. Each is counted when it arrives, but wakes the task in `decision` only if it brings the timeout nearer.
 
-    heard_at: start of the present silence: the last reply, or the last time that the request was sent.
+    Args:
+        request: the request for a turn.
+        clock: counts the request's time against its limits.
+        timeouts: of the client.
+
+    Attributes:
+        heard_at: loop time of the last reply, or of the last sending of the request if that is later.
     """
 
     def __init__(self, request: GenerateRequest, clock: TurnClock, timeouts: TurnTimeouts) -> None:
@@ -227,7 +240,10 @@ class _Waiting:
         return self._clock.at + self._clock.left_s
 
     async def decision(self, keep_at: float) -> GenerateReply | None:
-        """Return the next result or failure, None after a silence or at `keep_at`. Raises TurnOverran, TurnWaited."""
+        """Return the next reply that is a result or a failure; None after `silence_s` without any reply, or at `keep_at`.
+
+        keep_at: loop time at which the request's lease must be renewed. Raises TurnOverran, TurnWaited.
+        """
         while not self._decisions:
             now = _now()
             if now >= self._over_at:
