@@ -74,14 +74,14 @@ class GenerateRequest(JobMessage):
 
 
 class KeepRequest(JobMessage):
-    """Notice that the sandbox still waits for an episode's turns; same subject as the request."""
+    """Notice that the sandbox still waits for an agent's turns in an episode; same subject as the request."""
 
     agent: str
     episode: str
 
 
 class CancelRequest(JobMessage):
-    """Notice that the sandbox no longer needs an episode's turns; same subject as the request."""
+    """Notice that the sandbox no longer needs an agent's turns in an episode; same subject as the request."""
 
     agent: str
     episode: str

@@ -57,10 +57,12 @@ class EndingTokenizer(ReadingTokenizer, Protocol):
 def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
     """Return descriptions of the typical replies after which the tokenizer's template rewrites earlier turns.
 
-    Empty if there is no such reply, or the tokenizer has no usable template.
+    Empty if there is no such reply, or the tokenizer has no usable template or no end token.
     """
     try:
         ends = sorted(tokenizer.end_ids)
+        if not ends:
+            return ()
         return tuple(words for words, text in _REPLIES.items() if all(_rewrites(tokenizer, text, end) for end in ends))
     except BadAppend:
         return ()
