@@ -296,5 +296,8 @@ class Jobs:
 
 
 def stops(document: JobDocument) -> bool:
-    """Return whether a job with this document must not run: it is deleted, suspended or held, or the operator has given a verdict."""
+    """Return whether a job with this document must not run.
+
+    It must not run if it is deleted or suspended, its pods are refused at present (`is_held`), or it must end as failed (`verdict`).
+    """
     return document.deleted or document.spec.suspend or document.is_held or document.verdict is not None

@@ -199,7 +199,10 @@ class Metering:
         return found
 
     async def _turn(self, data: bytes) -> Turn | None:
-        """Return a turn; None if it is damaged. Its tokens are then unrecorded. Raises UnsupportedSchema."""
+        """Decode a message of the stream TURNS; return None if it cannot be decoded, its blob is missing or corrupt, or it is not a Turn.
+
+        The tokens of such a turn count as `unrecorded_tokens` in the job's usage. Raises UnsupportedSchema, BlobUnavailable.
+        """
         try:
             message = await unpack(data, self._blobs)
         except (Permanent, BadMessage) as error:

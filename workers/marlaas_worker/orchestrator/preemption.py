@@ -66,11 +66,14 @@ def preemptions(order: FairOrder, running: Iterable[RunningJob], now: float) -> 
 class _Round:
     """Free units of each resource, and units that each tenant holds, as they will be after the preemptions found so far.
 
-    Units that are free now are kept for guarded jobs, which others must not delay. Any other job must get its units from its victims.
+    Of each resource that a guarded job needs (one that others must not delay), the units that are free now are kept for guarded jobs. Any other
+    job can use only units that preemptions free: those of its own victims, and those that earlier preemptions leave over.
 
-    A job that needs no victims, because earlier ones leave enough room, is admitted in a later round, and only if no other job takes the
+    A job that needs no victims, because earlier preemptions leave enough room, is admitted in a later round, and only if no other job takes the
     room. Its units count in its tenant's share when the tenant preempts (`_holdings`), but not when the tenant is preempted (`_certain`):
     otherwise the tenant would lose jobs because of units that it may never get.
+
+    order: a round of admissions that has run; not changed.
     """
 
     def __init__(self, order: FairOrder) -> None:

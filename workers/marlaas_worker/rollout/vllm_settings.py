@@ -239,9 +239,12 @@ def adaptable_layers(model: Path) -> set[str]:
 
 
 def longest_silence_s(settings: VllmSettings, batch_tokens: int) -> float:
-    """Return the longest time in seconds that a healthy engine computes while its counters stand still (`busy_bound_s`).
+    """Return for how many seconds a healthy engine may compute before its progress counters (`EngineCounts.work`) change.
 
-    On a CPU the counters move at every adapted layer, on a GPU at every batch. batch_tokens: tokens of the largest batch.
+    It is an upper bound, from the model's size and the slowest engine's speed, and at least MIN_BUSY_BOUND_S. On a CPU the counters change
+    after every layer that can have an adapter, on a GPU after every batch.
+
+    batch_tokens: tokens of the largest batch.
     """
     sizes = [prod(shape) for _, shape in _shapes(settings.model.folder)]
     if uses_gpu():

@@ -256,9 +256,12 @@ class ChildSession:
         await _send(child, {"agent": asked.agent, "turn": asked.number, **await self._play_turn(child, asked)})
 
     async def ask_teacher(self) -> None:
-        """After the episode's end, have the job's teacher score the conversations of the trainable agents. Raises Fault.
+        """After the episode's end, request the teacher's logprobs of the tokens that the trainable agents generated, and wait for the replies.
 
-        Do nothing if the job has no teacher, or the task is held out or demonstrated.
+        The rollout role records the logprobs; nothing is returned. Do nothing if the job has no teacher, the task is held out, or the group's turns
+        are demonstrations instead of samples.
+
+        Raises Fault if a request fails.
         """
         teacher, task = self._spec.teacher, self._task
         if teacher is None or task.split is not Split.TRAIN or self._spec.demonstrates(task.group):

@@ -38,10 +38,12 @@ class _Step:
 
 
 class StepInbox:
-    """Messages of the steps after the committed step. Adding the same message again has no effect.
+    """Messages of the job's log about one agent's steps that are not committed yet: a GroupReady for each group, an AgentClosed for each step's end.
+
+    They may be added in any order. Adding the same message again has no effect. Groups are returned in the order of their positions in the step.
 
     Attributes:
-        committed_step: the last finished step; -1: none.
+        committed_step: number of the last committed step; -1: none.
         version: the agent's policy version after that step.
     """
 
