@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from tests.exporter.delivering import delivered
 from tests.harness import a_progress, a_step, job_document
 from werkzeug.serving import make_server
 
 from marlaas.trackers.seam import row_of
-from marlaas_worker.exporter.destinations import JobView, TrackerDestination, safe_text
 from marlaas_worker.exporter.service import SETTINGS
 
 
@@ -63,16 +63,9 @@ def test_every_step_is_told_once_although_answers_are_lost_and_exporters_are_kil
     rows = tuple(row_of(a_step(document, n, version=n + 1, at=100.0 + n, reward_mean=0.25 * n)) for n in range(6))
     end = a_progress(document, phase="Succeeded", step=6, steps=6)
     lossy.lost = {2, 5}
-    destination, failures = TrackerDestination("mlflow", tmp_path), []
-    for num, killed in ((1, False), (3, False), (3, True), (6, False), (6, False), (6, True)):
-        view = JobView(document, rows[:num], end if num == 6 else None, 0.0, (), 0.0)
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", lossy.url)  # the server changes it
-        if destination.lacks(view):
-            try:
-                destination.deliver(view)
-            except Exception as error:
-                failures.append(safe_text(error))
-        destination = TrackerDestination("mlflow", tmp_path, destination.ended) if killed else destination
+    looks = ((1, False), (3, False), (3, True), (6, False), (6, False), (6, True))
+    prepare = lambda: monkeypatch.setenv("MLFLOW_TRACKING_URI", lossy.url)  # noqa: E731  # the server changes it
+    destination, failures = delivered("mlflow", document, rows, end, tmp_path, looks, prepare)
     assert (len(failures), lossy.told) == (2, dict.fromkeys(range(1, 7), 1)), failures
     assert "hunter2" not in str((failures, destination.url))
     client = MlflowClient()

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import uvicorn
+from tests.exporter.delivering import delivered
 from tests.harness import a_progress, a_step, job_document
 
 from marlaas.trackers.seam import MetricRow, require, row_of
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import EvalRecord, EvalSample
-from marlaas_worker.exporter.destinations import JobView, TrackerDestination, safe_text
 
 TOKEN = "a-token-of-hunter2"
 
@@ -71,15 +71,8 @@ def test_every_row_is_kept_once_although_answers_are_lost_and_exporters_are_kill
     record = EvalRecord(**names, step=0, version=0, at=99.0, reward_mean=0.5, num_episodes=1, samples=(sample,))
     rows: tuple[MetricRow, ...] = (row_of(record), *steps)
     end = a_progress(document, phase="Succeeded", step=3, steps=3)
-    destination, failures = TrackerDestination("trackio", tmp_path), []
-    for num, killed in ((1, False), (3, False), (3, True), (4, False), (4, True), (4, False)):
-        view = JobView(document, rows[:num], end if num == 4 else None, 0.0, (), 0.0)
-        if destination.lacks(view):
-            try:
-                destination.deliver(view)
-            except OSError as error:
-                failures.append(safe_text(error))
-        destination = TrackerDestination("trackio", tmp_path, destination.ended) if killed else destination
+    looks = ((1, False), (3, False), (3, True), (4, False), (4, True), (4, False))
+    destination, failures = delivered("trackio", document, rows, end, tmp_path, looks)
     assert [one.partition("answers ")[2] for one in failures] == ["504:", "504:"]
     assert lossy.calls == len(rows) + 2, "each row once, and the end twice, with the last row"
     assert urlsplit(destination.url or url).netloc == urlsplit(url).netloc

@@ -47,7 +47,7 @@ def fresh(rules: StepRules) -> Assembly:
 
 
 def resolve(steps: Assembly, decided: CompleteGroup, versions, usage=None):
-    """Decide a group, and close the step if it is due; return what is decided for each agent."""
+    """Apply the decision about a group, and close the step if it may close; return the agents' parts of these messages."""
     steps.apply(first := steps.decision(decided, versions, usage))
     closed = steps.closing()
     if closed is not None:

@@ -97,12 +97,11 @@ def _remove_leftovers(target: Path) -> None:
 
     A writer that is not dead finds its folder renamed, fails, and begins anew.
     """
-    for one in target.parent.iterdir():
-        if one.is_dir() and re.fullmatch(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}(\.left)?", one.name):
-            left = one if one.suffix == ".left" else one.with_name(f"{one.name}.left")
-            with contextlib.suppress(OSError):
-                one.rename(left)
-            shutil.rmtree(left, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the adapter is written, even where its parent folder cannot be listed
+        for one in target.parent.iterdir():
+            if one.is_dir() and re.fullmatch(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}(\.left)?", one.name):
+                left = one if one.suffix == ".left" else one.rename(one.with_name(f"{one.name}.left"))
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _sync(path: Path) -> None:

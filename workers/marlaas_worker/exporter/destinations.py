@@ -184,7 +184,7 @@ class Courier:
     error: str = ""
 
     async def run(self, tick_s: float) -> None:
-        """Deliver what is due every `tick_s` seconds, until cancelled. After a failure, retry with backoff."""
+        """Send missing rows, messages or files to the destination every `tick_s` seconds, until cancelled. After a failure, retry with backoff."""
         pause_s = FIRST_PAUSE_S
         while True:
             view = self.view()

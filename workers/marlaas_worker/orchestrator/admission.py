@@ -1,4 +1,4 @@
-"""Admission: which waiting jobs start now, what the others wait for, and which running jobs make room. No I/O.
+"""Admission. Decides on the jobs that start now, the reasons for which other jobs wait, and the running jobs to preempt. No I/O.
 
 An admitted job stays admitted until it ends, is suspended, or is preempted (`preemption`); edits of the job, restarts of the
 orchestrator and new jobs do not change that. No job is refused here: the current replicas do not show what their pool will offer
@@ -102,7 +102,7 @@ class AdmissionScene:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionDecision:
-    """Which waiting jobs are admitted, and which running jobs must stop to make room.
+    """The waiting jobs that are admitted, and the running jobs that must stop to make room.
 
     Attributes:
         admissions: the decision on each waiting job, by uid.

@@ -165,7 +165,7 @@ def _choices(episode: Episode, document: JobDocument) -> str | None:
 
 
 def _accounts(episode: Episode, document: JobDocument) -> str | None:
-    """Return, as text, what is impossible in an episode's numbers of turns, tokens, faults or seconds, or in its digests; None if all are valid."""
+    """Return a text about the first impossible number of turns, tokens, faults or seconds, or digest, of an episode; None if all are valid."""
     end = MAX_TURNS_FACTOR * document.spec.rollout.max_turns * len(document.spec.agents)
     if not 0 <= episode.num_turns <= end or len(episode.prior_faults) > MAX_PRIOR_FAULTS:
         return f"{episode.num_turns} turns after {len(episode.prior_faults)} faults"

@@ -104,7 +104,7 @@ class RecordedTotals:
 
 
 class JobState:
-    """What the orchestrator knows of one job from its records and episodes, and the decisions that follow from it. No I/O.
+    """State of one job from its records and episodes, with the functions that decide on its next events. No I/O.
 
     Attributes:
         document: the job's document.

@@ -105,7 +105,7 @@ class JobTasks:
         return self._task(train_group(self._document.ref, index), Split.TRAIN, self._order.task(index))
 
     def missing(self, run: EvaluationRun) -> list[TaskMessage]:
-        """Return the messages of the evaluation tasks of which at least one episode is missing."""
+        """Return the task messages of an evaluation, without the tasks whose episodes have all ended."""
         missing: dict[int, set[int]] = {}
         for index, member in run.missing():
             missing.setdefault(index, set()).add(member)

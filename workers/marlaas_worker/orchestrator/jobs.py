@@ -1,7 +1,7 @@
 """Starts and stops the control loops of the jobs that this orchestrator knows, and cleans up after the jobs' ends.
 
-One object holds everything that is kept of a job between two rounds, and is dropped as a whole. Each round does what is left to do for
-the jobs that have ended: write the last progress, purge messages, emit events. What fails is done by the next round.
+`KnownJob` has the whole state of a job here, and is dropped as a whole. For jobs that have ended, a round writes the last progress, purges
+messages and emits events. The next round repeats the parts that fail.
 """
 
 import asyncio

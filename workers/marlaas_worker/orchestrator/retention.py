@@ -21,7 +21,7 @@ _ALL = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class PurgeMark:
-    """How far a job's messages may be purged, and when. The values are sequence numbers of streams.
+    """Sequence numbers of streams below which a job's messages may be purged, and the time of the purge.
 
     Attributes:
         episodes: messages of EPISODES below this may be purged.

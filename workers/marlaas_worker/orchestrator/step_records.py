@@ -37,7 +37,7 @@ from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What the record of a step needs besides the step's groups and manifests.
+    """Inputs of a step's record, besides the step's groups and manifests.
 
     Attributes:
         began_at: unix seconds of the record of the step before, or of the job's start.
@@ -253,7 +253,7 @@ def _num_flat(parts: Iterable[AgentDraft]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationEnd:
-    """What the record of a complete evaluation needs besides its episodes.
+    """Inputs of an evaluation's record, besides its episodes.
 
     Attributes:
         at: end of the evaluation, unix seconds.

@@ -1,7 +1,6 @@
 """Usage of a job: tokens, rates and accelerator seconds from the replicas' running totals, and times of admission.
 
-What tokens were used for is known from the turns (`metering`). Only the totals contain generations that were cancelled or failed, and
-slot seconds. Such generations are not recorded one by one. A record would be lost if its replica stops while NATS is unavailable, and
+The turns tell the use of their tokens (`metering`). Only the totals contain generations that were cancelled or failed, and slot seconds. Such generations are not recorded one by one. A record would be lost if its replica stops while NATS is unavailable, and
 could arrive after the decision on its group or the end of its job. A total is in every report, so a lost report loses nothing, and it is
 current before a group is decided, which the rates of tenants need.
 """
@@ -142,7 +141,7 @@ def _apart(counted: Mapping[str, tuple[int, float]]) -> tuple[dict[str, float], 
 
 
 def _together(tokens: RunningTotal, seconds: RunningTotal) -> dict[str, tuple[int, float]]:
-    """Return (tokens, seconds) by replica: how much of its totals is counted. Replicas of which nothing is counted are left out."""
+    """Return by replica the tokens and seconds that the job's totals contain of it; without the replicas that have none."""
     names = (name for name, number in tokens.counted.items() if number or seconds.counted[name])
     return {name: (int(tokens.counted[name]), seconds.counted[name]) for name in names}
 

@@ -334,7 +334,7 @@ def _rendered_draft(
 
 
 def _opened(tokenizer: Tokenizer, messages: tuple[ChatMessage, ...], text: str) -> tuple[tuple[ChatMessage, ...], str]:
-    """Return a conversation's complete messages, and the beginning of the next reply, with which its rendered text ends.
+    """Divide a conversation into its complete messages and the text that begins the next reply (prefill), which ends `text`.
 
     The beginning is the content of a last assistant message, or the text that the template writes; empty if there is neither.
 

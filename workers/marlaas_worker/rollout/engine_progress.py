@@ -65,7 +65,7 @@ class EngineCounts:
         return self.steps, self.tokens, self.layers
 
     def __str__(self) -> str:
-        """Tell how often the engine preempted requests or queued them itself, both of which `RequestLimiter` should prevent."""
+        """Return the counts of preempted requests and of full batches as a sentence. `RequestLimiter` should keep both at 0."""
         preempted = f"the engine preempted {self.preemptions} of {self.requests} requests"
         return f"{preempted}; {self.queued_steps} of {self.steps} batches had no room for all requests"
 

@@ -137,11 +137,12 @@ def _indexing(settings: Settings) -> Iterator[None]:
         os.setpgid(pid, pid)
     try:
         yield
-    except BaseException:
-        os.killpg(pid, signal.SIGKILL)
-        raise
-    finally:
         os.waitpid(pid, 0)
+    except BaseException:  # Ctrl-C, too: the child has a process group of its own
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        raise
 
 
 def _index_ahead(settings: Settings) -> None:

@@ -150,14 +150,19 @@ class _Index:
         """Return an empty index of the same file."""
         return _Index(self._file, self._fields, self._kind)
 
-    def extend(self, rows: "_Index") -> None:
-        """Add the rows of another index, which follow those here."""
-        num = len(self.lines)
-        self.digests += rows.digests
-        self.lengths += rows.lengths
-        self.starts += rows.starts
-        self.lines += rows.lines
-        self.flawed.extend(num + one for one in rows.flawed)
+    @property
+    def added(self) -> "tuple[bytearray, array[int], array[int], array[int], array[int]]":
+        """Digests, lengths, starts, lines and flawed numbers of the rows."""
+        return self.digests, self.lengths, self.starts, self.lines, self.flawed
+
+    def extend(self, added: "tuple[bytearray, array[int], array[int], array[int], array[int]]") -> None:
+        """Add the rows that another index has `added`, which follow those here."""
+        digests, lengths, starts, lines, flawed = added
+        self.flawed.extend(len(self.lines) + one for one in flawed)
+        self.digests += digests
+        self.lengths += lengths
+        self.starts += starts
+        self.lines += lines
 
     def add(self, row: Any, line: int, start: int = 0) -> None:
         """Add a row, or the problem of one. Raises InvalidRows: there are too many problems."""
@@ -203,7 +208,7 @@ def _write_index(file: DataFile, content: Path, fields: Fields, folder: Path) ->
     """Render every row. Raises InvalidRows, InvalidInput."""
     if file.suffix == ".parquet":
         index = _Index(file, fields, "row ")
-        if not _add_in_parts(index, content):
+        if not _add_in_parts(index, content, folder):
             _add_batches(index, content)
     else:
         index = _Index(file, fields)
@@ -232,34 +237,35 @@ def may_fork() -> bool:
     return _is_parted.get()
 
 
-def _add_in_parts(index: _Index, content: Path) -> bool:
-    """Add all rows of a large Arrow file, in several processes; return False if nothing was added: rows have problems, or no process starts."""
+def _add_in_parts(index: _Index, content: Path, folder: Path) -> bool:
+    """Add all rows of a large Arrow file, in several processes; return False if nothing was added: rows have problems, or no process starts.
+
+    folder: for the processes' results, which are removed.
+    """
     num = arrow_rows.num_batches(content)
     num_parts = min(len(os.sched_getaffinity(0)), num // _LEAST_PARTED, _MAX_PARTS)
     if not may_fork() or num_parts < 2:
         return False
     ends = [num * part // num_parts for part in range(num_parts + 1)]
-    with tempfile.TemporaryDirectory() as folder:
-        parts = [(range(*one), Path(folder) / str(one[0])) for one in pairwise(ends)]
-        try:
-            pids = [forked(partial(_write_part, index.empty(), content, *part)) for part in parts]
-        except OSError:
-            return False  # what has begun ends in vain
-        statuses = [os.waitpid(pid, 0)[1] for pid in pids]
-        if any(statuses):
-            return False
-        for _, path in parts:
-            own = index.empty()
-            own.digests, own.lengths, own.starts, own.lines, own.flawed = pickle.loads(path.read_bytes())
-            index.extend(own)
-    return True
+    parts = {folder / f"part-{first}": range(first, end) for first, end in pairwise(ends)}
+    pids = []
+    with contextlib.suppress(OSError):
+        for path, batches in parts.items():
+            pids.append(forked(partial(_write_part, index.empty(), content, batches, path)))
+    statuses = [os.waitpid(pid, 0)[1] for pid in pids]
+    is_whole = len(pids) == len(parts) and not any(statuses)
+    for path in parts:
+        if is_whole:
+            index.extend(pickle.loads(path.read_bytes()))
+        path.unlink(missing_ok=True)
+    return is_whole
 
 
 def _write_part(index: _Index, content: Path, batches: range, path: Path) -> None:
     for batch in batches:
         _add_batches(index, content, range(batch, batch + 1))
         index.check()
-    path.write_bytes(pickle.dumps((index.digests, index.lengths, index.starts, index.lines, index.flawed)))
+    path.write_bytes(pickle.dumps(index.added))
 
 
 def _add_batches(index: _Index, content: Path, batches: range | None = None) -> None:
@@ -277,7 +283,7 @@ def forked(work: Callable[[], object]) -> int:
     pid = os.fork()
     if pid == 0:
         status = 1
-        gc.disable()
+        gc.disable()  # the process ends soon, and its rows are millions of objects
         try:
             work()
             status = 0
