@@ -65,6 +65,13 @@ def pool() -> Manifest:
     return manifests(Workload(1, WAIT_S, 1), STRICT, SLOTS)[0]
 
 
+def tenants(made: Sequence[Manifest]) -> list[Manifest]:
+    """Return a Tenant for each namespace of the jobs; without one, all namespaces are one tenant's."""
+    head = {"apiVersion": "marlaas.dev/v1alpha1", "kind": "Tenant"}
+    names = sorted({one["metadata"]["namespace"] for one in made})
+    return [{**head, "metadata": {"name": name}, "spec": {"namespaces": [name]}} for name in names]
+
+
 def neighbours(attack: str) -> list[Manifest]:
     """Return the jobs of the other tenant."""
     if attack == "nobody":
@@ -126,10 +133,16 @@ class Steps:
     parts: list[float]
 
 
+def objects_of(attack: str) -> list[Manifest]:
+    """Return the pool, the tenants, and the jobs of a measurement; the last object is the well-behaved job."""
+    made = [*neighbours(attack), *jobs(1, GOOD)]
+    return [pool(), *tenants(made), *made]
+
+
 def measure(attack: str, number: int, path: Path) -> Steps:
     """Return so many steps of the well-behaved job, after two steps to begin with; kept in a file."""
-    (own,) = jobs(1, GOOD)
-    objects = [pool(), own, *neighbours(attack)]
+    objects = objects_of(attack)
+    own = objects[-1]
 
     def new() -> dict[str, Any]:
         with running(objects) as out:
@@ -166,12 +179,15 @@ def newcomer_s(others: int, path: Path) -> float:
     old = jobs(others)
     (own,) = jobs(1, GOOD)
     own["metadata"]["name"] = "new"
-    return float(kept(path, [old, own, *_own_code()], lambda: {"seconds": _newcomer_s(old, own)})["seconds"])
+    objects = [pool(), *tenants([*old, own]), *old]
+    return float(
+        kept(path, [objects, own, *_own_code()], lambda: {"seconds": _newcomer_s(objects, old[0], own)})["seconds"]
+    )
 
 
-def _newcomer_s(old: Sequence[Manifest], own: Manifest) -> float:
-    with running([pool(), *old]) as out:
-        wait_for_steps(out, old[0], 3)
+def _newcomer_s(objects: Sequence[Manifest], first: Manifest, own: Manifest) -> float:
+    with running(objects) as out:
+        wait_for_steps(out, first, 3)
         path = out.parent / "new.yaml"
         path.write_text(yaml.safe_dump_all([pool(), own]))
         began = time.time()

@@ -1,11 +1,16 @@
 """Figures of several measurements, by hand."""
 
+import shutil
+from pathlib import Path
+
 import pytest
-from bench import quality
-from bench.neighbours import PARTS, parts
+import yaml
+from bench import multitenant_env, quality
+from bench.neighbours import GOOD, PARTS, objects_of, parts
 from bench.rounds import bootstrap
 
 from marlaas.episodes.record import EpisodeRecord, TurnRecord
+from marlaas.local.documents import read
 from marlaas_api.names import Split
 
 
@@ -39,3 +44,11 @@ def test_the_parts_of_a_step_are_those_of_its_slowest_episode_and_the_time_after
     # Elsewhere: 2.0 - 2·0.5 - 2·0.25 - 0.4 = 0.1, and 1.1 in the second step. The third has no episode on record.
     wanted = {"engine": 1.0, "before it": 0.5, "tools": 0.4, "elsewhere": 0.6, "after the episode": 1.0}
     assert found == pytest.approx(wanted)
+
+
+def test_the_well_behaved_job_has_a_tenant_of_its_own(tmp_path: Path):
+    file = tmp_path / "jobs.yaml"
+    shutil.copy(str(multitenant_env.__file__), tmp_path)
+    file.write_text(yaml.safe_dump_all(objects_of("peer")))
+    found = [(job.namespace, job.tenant) for job in read([str(file)], seed=0).jobs]
+    assert sorted(found) == [(GOOD, GOOD), *[("team-other", "team-other")] * 8]
