@@ -1,6 +1,6 @@
 """Shares of the CPU of processes on one machine, as the niceness of their sessions.
 
-Trainers compute all the time, and so do engines, which have a full share only while agents outnumber their slots
+Trainers compute all the time, and so do engines, which have a full share only while requests wait long for a slot
 (`engine_share`). The other roles and commands compute for milliseconds, while an episode, a step or a user waits, so they have a
 larger share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
 """
@@ -14,17 +14,19 @@ CORE_NICENESS = 5
 """Of the process that computes for an engine on a CPU. The rollout role, in the same session, accepts requests meanwhile, so that
 the next batch has more of them.
 """
+LATE_S = 0.1
 _AUTOGROUP = "/proc/{}/autogroup"
 
 
-def engine_share(num_agents: int, num_slots: int) -> int:
-    """Return the niceness of an engine's session: a full share while agents outnumber its adapter slots.
+def engine_share(longest_wait_s: float) -> int:
+    """Return the niceness of an engine's session: a full share while a request has waited for an adapter slot for more than LATE_S.
 
     With a smaller share, an engine decodes more sequences at once, which takes less CPU for each. But where all cores are in use and
-    agents outnumber slots, jobs then wait for slots: with episodes open, and a tenant with few jobs behind one with many. With a
-    full share, jobs wait for the trainer instead, after their episodes.
+    agents outnumber slots, jobs then wait for slots: with episodes open, and a tenant with few jobs behind one with many.
+
+    longest_wait_s: seconds for which the first of the waiting requests has waited; 0 if none waits.
     """
-    return FULL_SHARE if num_agents > num_slots else COMPUTE_SHARE
+    return FULL_SHARE if longest_wait_s > LATE_S else COMPUTE_SHARE
 
 
 def set_share(pid: int, niceness: int) -> bool:

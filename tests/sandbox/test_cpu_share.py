@@ -52,9 +52,3 @@ async def test_an_environment_that_is_loaded_for_long_has_a_low_share(harness, m
     monkeypatch.setattr(server_start, "FULL_SHARE_S", 0.0)
     (episode,) = await harness.play("shares:Loads", args={"until_low": True})
     assert episode.metrics["last"] == cpu_shares.LOW_SHARE, "`first` is full if it begins before the share is set"
-
-
-def test_an_engine_has_a_full_share_while_agents_outnumber_its_slots():
-    assert [cpu_shares.engine_share(number, 16) for number in (0, 1, 16, 17, 100)] == [cpu_shares.COMPUTE_SHARE] * 3 + [
-        cpu_shares.FULL_SHARE
-    ] * 2

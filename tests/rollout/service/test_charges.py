@@ -1,6 +1,7 @@
 """What requests are charged, the CPU share of the engine, and that nothing is left of jobs that are gone."""
 
 import asyncio
+import contextlib
 
 import pytest
 from tests.harness import Harness
@@ -10,10 +11,9 @@ from marlaas_api import subjects
 from marlaas_api.bucket_cache import REREAD_S
 from marlaas_api.cpu_shares import COMPUTE_SHARE, FULL_SHARE
 from marlaas_api.messages import ReplicaReport, ReplyPhase
-from marlaas_api.names import PREEMPTION_STRIDE, AdapterRef, episode_id
+from marlaas_api.names import PREEMPTION_STRIDE, episode_id
 from marlaas_worker.rollout import service
 from marlaas_worker.rollout.accounts import OPEN_S
-from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.served_jobs import GONE_S
 
 
@@ -76,26 +76,21 @@ async def test_use_on_another_replica_is_charged_here(harness, shut_engine, role
         shut_engine.open.set()
 
 
-async def test_the_engine_gets_a_full_share_when_its_agents_outnumber_its_slots(harness, monkeypatch):
+async def test_the_engine_gets_a_full_share_while_a_request_waits_for_a_slot(harness, shut_engine, monkeypatch):
     shares: list[int] = []
-    on_others: list[AdapterRef] = []
     monkeypatch.setattr(service, "set_share", lambda pid, niceness: shares.append(niceness))
-    monkeypatch.setattr(Reception, "placed_on_others", lambda self: frozenset(on_others))
-    await harness.serving()
-    assert shares == []
     harness.shares_cpu = True
-    await harness.replica("rollout-1")
-    for number in range(LIMITS.slots - 1):
-        await harness.job(f"job-{number}")
-    await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
-    last = await harness.job("one-more")
-    await harness.until(lambda: shares[-1:] == [FULL_SHARE])
-    on_others.append(last.adapter(0))
-    await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
-    on_others.clear()
-    await harness.until(lambda: shares[-1:] == [FULL_SHARE])
-    await harness.admit(last, admitted=False)
-    await harness.until(lambda: shares[-1:] == [COMPUTE_SHARE])
+    _, first = await harness.serving(shut_engine)
+    jobs = [first, *[await harness.job(f"job-{number}") for number in range(LIMITS.slots)]]
+    async with contextlib.AsyncExitStack() as asked:
+        for job in jobs[:-1]:
+            await asked.enter_async_context(harness.asking(job.request()))
+        await harness.until(lambda: len(shut_engine.calls) == LIMITS.slots)
+        assert set(shares) == {COMPUTE_SHARE}
+        await asked.enter_async_context(harness.asking(jobs[-1].request()))
+        await harness.until(lambda: shares[-1] == FULL_SHARE)
+        shut_engine.open.set()
+        await harness.until(lambda: shares[-1] == COMPUTE_SHARE)
 
 
 NUM_JOBS, AT_ONCE = 40, 10

@@ -37,6 +37,7 @@ from marlaas_worker.rollout.turn_log import TurnLog
 from marlaas_worker.rollout.versions import Versions
 
 DRAIN_S = 20.0
+SHARE_S = 0.1
 COARSE = "EngineRoundsCoarsely"
 _log = logging.getLogger(__name__)
 
@@ -173,6 +174,8 @@ class _Rollout:
             ("subscriptions", self._steer()),
         ):
             self._background.append(self._tasks.create_task(work, name=name))
+        if self._context.shares_cpu:
+            self._background.append(self._tasks.create_task(self._share_cpu(), name="CPU share"))
 
     async def _steer(self) -> None:
         """Follow the jobs that are admitted, until cancelled.
@@ -187,17 +190,17 @@ class _Rollout:
                 jobs, on_others = {one.ref for one in served}, self._reception.placed_on_others()
                 await self._requests.cancel_others(jobs)
                 self._versions.charge_slots(jobs, asyncio.get_running_loop().time())
-                self._share_cpu(len(served) - len(on_others))
                 self._versions.proven.prefer(self._policies.newest(served), strict(served), on_others)
                 await self._drop_gone_jobs()
                 await wait_for(self._changed, REREAD_S)
         finally:
             await self._reception.close()
 
-    def _share_cpu(self, num_agents: int) -> None:
-        """Set the CPU share of this process's session, which contains the engine. num_agents: number of agents that this replica serves."""
-        if self._context.shares_cpu:
-            set_share(os.getpid(), engine_share(num_agents, self._engine.limits.slots))
+    async def _share_cpu(self) -> None:
+        """Set the CPU share of this process's session, which contains the engine, until cancelled."""
+        while True:
+            set_share(os.getpid(), engine_share(self._versions.proven.longest_wait_s()))
+            await asyncio.sleep(SHARE_S)
 
     async def _listen(self, served: Sequence[JobAgent]) -> None:
         accepted = () if self._requests.closed else served

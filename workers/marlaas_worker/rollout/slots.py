@@ -58,6 +58,14 @@ class ProvenVersions:
         """Number of requests that wait for a version."""
         return sum(one.waiting.num for one in self.waiting.values() if one.waiting is not None)
 
+    def longest_wait_s(self) -> float:
+        """Return the seconds for which the first of the requests whose version is committed has waited for it; 0 if none waits."""
+        since = (
+            one.waiting.wait.since for one in self.waiting.values() if one.waiting is not None and one.is_committed
+        )
+        now = time.monotonic()
+        return now - min(since, default=now)
+
     def version(self, adapter: AdapterRef) -> Version:
         """Return the `Version` object of an adapter version, created if there is none. The agent's job must be known to exist."""
         return self.resident.get(adapter) or self._jobs.agent(adapter.agent_ref).version(adapter)
