@@ -2,7 +2,7 @@
 
 matplotlib takes seconds of CPU, which the jobs that still run need. Once all jobs have ended, the user waits for it, and it gets a
 full share: with the lowest, a machine with other users takes minutes. The process draws one batch of jobs from their recorded files
-and ends. A curve that cannot be drawn is logged; `marlaas plot` can draw it later.
+and ends. Most of its work is its imports, so the next batch waits for the curves of other jobs that end soon. A curve that cannot be drawn is logged; `marlaas plot` can draw it later.
 """
 
 import asyncio
@@ -27,6 +27,8 @@ from marlaas_api.last_words import last_words
 from marlaas_api.messages import EvalRecord, StepRecord
 
 log = logging.getLogger(__name__)
+PAUSE_S = 30.0
+"""Between two batches while jobs run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class CurveDrawer:
         self._watchdog = watchdog
         self._queued: dict[Path, CurveRequest] = {}
         self._drawing: asyncio.Task[None] | None = None
-        self._share = LEAST_SHARE
+        self._all_ended = asyncio.Event()
         self._pid: int | None = None
 
     def add(self, request: CurveRequest) -> None:
@@ -59,9 +61,9 @@ class CurveDrawer:
 
     async def drain(self) -> None:
         """Draw the requested curves with a full share of the CPU, and wait until that is done."""
-        self._share = FULL_SHARE
+        self._all_ended.set()
         if self._pid is not None:
-            _give(self._pid, self._share)
+            _give(self._pid, FULL_SHARE)
         if self._drawing is not None:
             await self._drawing
 
@@ -78,6 +80,9 @@ class CurveDrawer:
         while self._queued:
             batch, self._queued = list(self._queued.values()), {}
             await self._draw(batch)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE_S):
+                    await self._all_ended.wait()
 
     async def _draw(self, batch: Sequence[CurveRequest]) -> None:
         process = await asyncio.create_subprocess_exec(
@@ -88,7 +93,9 @@ class CurveDrawer:
             start_new_session=True,
         )
         self._pid = process.pid
-        _give(process.pid, self._share)  # From here, since most of its work is its imports.
+        _give(
+            process.pid, FULL_SHARE if self._all_ended.is_set() else LEAST_SHARE
+        )  # From here: it begins with its imports.
         self._watchdog.add(process.pid)
         try:
             _, errors = await process.communicate(_REQUESTS.dump_json(list(batch)))
