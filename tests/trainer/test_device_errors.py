@@ -18,7 +18,7 @@ from marlaas_api import subjects, wire
 from marlaas_api.errors import InvalidInput, first_cause
 from marlaas_api.health import exposition
 from marlaas_api.messages import ReplicaReport
-from marlaas_worker.device_errors import DeviceLost
+from marlaas_worker.devices import DeviceLost
 from marlaas_worker.health import families
 from marlaas_worker.trainer import room, service
 from marlaas_worker.trainer.batching import Segment, chain, pack_prefix_tree

@@ -22,8 +22,7 @@ from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.adapters import AdapterInvalid, read_config
-from marlaas_worker.device_errors import OutOfMemory, says_lost, says_no_memory
-from marlaas_worker.devices import uses_gpu
+from marlaas_worker.devices import OutOfMemory, says_lost, says_no_memory, uses_gpu
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,

@@ -21,7 +21,7 @@ from marlaas_api.messages import Probe, UntrainedCause
 from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.calibration import ids_of
-from marlaas_worker.device_errors import OutOfMemory
+from marlaas_worker.devices import OutOfMemory
 from marlaas_worker.peft_config import other_base
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds

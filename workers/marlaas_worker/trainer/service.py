@@ -25,8 +25,7 @@ from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.names import AgentRef
 from marlaas_api.retries import patiently
 from marlaas_worker.adapters import DTYPES
-from marlaas_worker.device_errors import DeviceLost, OutOfMemory
-from marlaas_worker.devices import check_gpus, uses_gpu
+from marlaas_worker.devices import DeviceLost, OutOfMemory, check_gpus, uses_gpu
 from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for

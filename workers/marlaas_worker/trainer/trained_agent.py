@@ -13,7 +13,7 @@ from marlaas_api.bus import BusRefused
 from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import Calibration
 from marlaas_api.retries import patiently
-from marlaas_worker.device_errors import OutOfMemory
+from marlaas_worker.devices import OutOfMemory
 from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_job
 from marlaas_worker.role import RoleContext
