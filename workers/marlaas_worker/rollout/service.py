@@ -13,9 +13,8 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.cpu_shares import engine_share, set_share
 from marlaas_api.messages import JobAgent, JobDocument, PoolDocument, ReplicaReport
 from marlaas_worker.calibration import rounding_warning
-from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
-from marlaas_worker.reporter import Reporter
+from marlaas_worker.reporter import EventEmitter, Reporter
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.conversation import NoChatTemplate

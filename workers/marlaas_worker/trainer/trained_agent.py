@@ -14,8 +14,8 @@ from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import Calibration
 from marlaas_api.retries import patiently
 from marlaas_worker.devices import OutOfMemory
-from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_job
+from marlaas_worker.reporter import EventEmitter
 from marlaas_worker.role import RoleContext
 from marlaas_worker.trainer.assignment import Assignment, RecentWork
 from marlaas_worker.trainer.compute import Compute
