@@ -2,8 +2,8 @@
 
 Engines and trainers choose GPU or CPU by one rule, so that a pool's two roles choose alike.
 
-Errors are classified by the message texts of drivers and libraries, to separate them from errors of a job. Two kinds matter. After an
-out-of-memory error, the same work may succeed in smaller parts.
+Errors are classified by the message texts of drivers and libraries, to separate them from errors of a job. Two kinds matter.
+After an out-of-memory error, the same work may succeed in smaller parts.
 After a *sticky* error, the process's context on the device is unusable: every later call fails, for every job,
 and only a new process helps. (CUDA Runtime API, "Error handling": cudaErrorIllegalAddress, cudaErrorAssert,
 cudaErrorLaunchFailure, cudaErrorECCUncorrectable and others "leave the process in an inconsistent state".)
