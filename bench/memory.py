@@ -119,8 +119,7 @@ def _publishing_bytes(base: "BaseModel", learner: "Learner", model: Path, dtype:
     from marlaas_api.documents import pool_spec
     from marlaas_api.messages import PoolDocument
     from marlaas_worker.trainer.calibration import calibrate
-    from marlaas_worker.trainer.commit import StepResult
-    from marlaas_worker.trainer.versions import contents_of, take_snapshot
+    from marlaas_worker.trainer.versions import StepResult, contents_of, take_snapshot
 
     learner.step(2, 1)
     calibration = calibrate(base, PoolDocument(name="pool", model_path=str(model), spec=pool_spec(pool(model, dtype))))
@@ -143,7 +142,7 @@ def pool(model: Path, dtype: str) -> "ModelPoolSpec":
 def _rows(vocab_size: int, num_tokens: int) -> list[Any]:
     import numpy as np
 
-    from marlaas_worker.trainer.rows import Segment, chain
+    from marlaas_worker.trainer.batching import Segment, chain
 
     draw, made = np.random.default_rng(0), []
     for _ in range(num_tokens // WIDTH):

@@ -34,8 +34,8 @@ from marlaas_api.names import Split, derive_seed, train_group
 from marlaas_api.wire import decode, encode
 from marlaas_worker.role import RoleContext
 from marlaas_worker.sandbox.channel import encode_frame, read_frame
-from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
+from marlaas_worker.sandbox.server import Children
 from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 from marlaas_worker.sandbox.service import serve
 

@@ -27,10 +27,9 @@ from marlaas_api.kinds import RLJobSpec
 from marlaas_api.messages import JobDocument
 from marlaas_worker.adapters import DTYPES
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.batching import collate, pack
+from marlaas_worker.trainer.batching import Row, Segment, collate, pack, pack_prefix_tree
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
 
 SHAPES = {
     "tiny": {

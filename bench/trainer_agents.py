@@ -44,8 +44,8 @@ from marlaas_api.names import episode_id, train_group
 from marlaas_api.wire import pack_ids, pack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer import agent, agent_memory, compute, learner, model, service, versions
-from marlaas_worker.trainer.agent_memory import AgentMemory
+from marlaas_worker.trainer import agent, compute, learner, model, room, service, versions
+from marlaas_worker.trainer.room import AgentMemory
 
 GROUP, PROMPT_TOKENS, REPLY_TOKENS, TURNS = 8, 48, (6, 24), 2
 PARK, RESTORE = "parking", "restoring"
@@ -190,8 +190,8 @@ class Played:
 
 def many(folder: Path, num_agents: int, num_steps: int, threads: int, num_fitting: int = 0) -> dict[str, Any]:
     """Return CPU milliseconds per step, in total and by part. num_fitting: agents that fit in memory; 0: all."""
-    room = AgentMemory(num_fitting * RANK, 1) if num_fitting else AgentMemory()
-    with patch.object(agent_memory, "measure", lambda *_: room):
+    memory = AgentMemory(num_fitting * RANK, 1) if num_fitting else AgentMemory()
+    with patch.object(room, "measure", lambda *_: memory):
         return asyncio.run(_measure(folder, num_agents, num_steps, threads))
 
 

@@ -8,7 +8,7 @@ import torch
 
 from bench.trainer import ours
 from bench.trl_data import SHAPES, Group, answer, batch
-from marlaas_worker.trainer.rows import Segment
+from marlaas_worker.trainer.batching import Segment
 
 
 def segments(group: Group) -> list[Segment]:

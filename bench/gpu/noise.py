@@ -20,10 +20,9 @@ from torch import Tensor
 
 from bench.gpu import shapes
 from marlaas_worker.adapters import write_adapter
-from marlaas_worker.trainer.batching import collate
+from marlaas_worker.trainer.batching import Segment, chain, collate
 from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Segment, chain
 
 GSPO_LOW, GSPO_HIGH = 3e-4, 4e-4
 

@@ -12,9 +12,8 @@ import torch
 
 import marlaas_worker.trainer.model as trainer_model
 from marlaas_worker.adapters import DTYPES
-from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.batching import MicroBatch, Segment, chain, collate
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Segment, chain
 
 _KEYS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")  # fmt: skip
 SHAPES = {

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from bench.gpu import shapes
-from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.batching import MicroBatch, Segment, chain, collate, pack_prefix_tree
 from marlaas_worker.trainer.compute import deterministic
 from marlaas_worker.trainer.lora import AttachedAdapter, initial_weights
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 REPLIES = 8
 

@@ -16,7 +16,7 @@ from marlaas_api.bus import BusRefused
 from marlaas_api.bus_memory import MemoryBus
 from marlaas_api.messages import AdapterRequest, EvalRecord, ExportReport, Phase, PolicyRecord
 from marlaas_api.wire import encode
-from marlaas_worker.exporter import downloads, uploads
+from marlaas_worker.exporter import uploads
 from marlaas_worker.exporter.destinations import TrackerDestination, WebhookDestination, safe_text
 from marlaas_worker.exporter.service import Exporter
 from marlaas_worker.orchestrator.service import serve
@@ -99,7 +99,7 @@ async def scene(tmp_path, monkeypatch) -> Scene:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow.test")
     monkeypatch.setenv("MARLAAS_WEBHOOK_1", "http://hooks.test/secret-path")
     monkeypatch.setattr("marlaas_worker.exporter.destinations.FIRST_PAUSE_S", 0.01)
-    monkeypatch.setattr(downloads, "ANSWER_S", 0.3)
+    monkeypatch.setattr(uploads, "ANSWER_S", 0.3)
     made = Scene(tmp_path)
     await made.bus.ensure()
     await made.submit(made.document)
@@ -273,12 +273,12 @@ async def test_the_orchestrator_sends_an_adapter_only_to_its_own_job_and_what_th
     await scene.succeed_with_adapters()
     own = AdapterRequest(**identity(scene.document), agent="policy", version=1)
     async with scene.role("orchestrator", serve):
-        assert (await downloads.ask(scene.bus, own)).files.keys() == ADAPTER.keys()
+        assert (await uploads.ask(scene.bus, own)).files.keys() == ADAPTER.keys()
         assert refused
         file = {"file": "adapter_config.json"}
         for change in ({"uid": "old"}, {"agent": "critic"}, {"version": 2}, {"file": "../x"}, {**file, "offset": -1}):
-            with pytest.raises(downloads.NotFetched, match=r"not exist any more|publishes no such|no such file"):
-                await downloads.ask(scene.bus, own.model_copy(update=change))
-        monkeypatch.setattr("marlaas_worker.exporter.downloads.encode", lambda _: encode(own))
-        with pytest.raises(downloads.NotFetched, match="has not answered"):
-            await downloads.ask(scene.bus, own.model_copy(update={"namespace": "team-b"}))
+            with pytest.raises(uploads.NotFetched, match=r"not exist any more|publishes no such|no such file"):
+                await uploads.ask(scene.bus, own.model_copy(update=change))
+        monkeypatch.setattr("marlaas_worker.exporter.uploads.encode", lambda _: encode(own))
+        with pytest.raises(uploads.NotFetched, match="has not answered"):
+            await uploads.ask(scene.bus, own.model_copy(update={"namespace": "team-b"}))

@@ -23,7 +23,7 @@ from marlaas_api.messages.usage import total
 from marlaas_api.names import train_group
 from marlaas_api.reasons import Reason
 from marlaas_worker.orchestrator import preemption, tenants
-from marlaas_worker.trainer.commit import PolicyKey
+from marlaas_worker.trainer.versions import PolicyKey
 
 KILLS = dict(rows(__file__, "kills"))
 """Failpoints, and the passes at which a role is killed. The first passes of a commit are versions 0, the next ones are steps."""

@@ -14,7 +14,7 @@ from marlaas_api import subjects, wire
 from marlaas_api.messages import Phase
 from marlaas_api.names import group_token
 from marlaas_worker.trainer import assignment
-from marlaas_worker.trainer.commit import PolicyKey
+from marlaas_worker.trainer.versions import PolicyKey
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -8,9 +8,8 @@ from tests.harness import job_document
 
 from marlaas_api.messages import JobDocument
 from marlaas_worker.orchestrator.capacity import SLOTS, JobDemand, Space
-from marlaas_worker.orchestrator.fair_order import FairOrder
+from marlaas_worker.orchestrator.fair_order import FairOrder, Holdings, PastUse
 from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemptions
-from marlaas_worker.orchestrator.shares import Holdings, PastUse
 
 SPEC = job_document("sums").spec
 TICK_S = 5.0

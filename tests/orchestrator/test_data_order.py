@@ -9,7 +9,7 @@ from tests.tables import rows
 
 from marlaas_api.messages import Difficulty, TaskOutcome
 from marlaas_api.messages.training_settings import DataSettings
-from marlaas_worker.orchestrator.data_order import DataOrder, Walk, permuted
+from marlaas_worker.orchestrator.job_tasks import DataOrder, Walk, permuted
 
 SOLVED, HOPELESS, VARIED = Difficulty.SOLVED, Difficulty.HOPELESS, Difficulty.VARIED
 

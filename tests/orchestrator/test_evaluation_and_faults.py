@@ -8,8 +8,8 @@ from tests.tables import data, rows
 from marlaas_api import messages
 from marlaas_api.messages.job_spec import EvaluationSettings, SuiteSettings
 from marlaas_api.names import Split
+from marlaas_worker.orchestrator.diagnosis import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
-from marlaas_worker.orchestrator.faults import RETURN_S, FaultWatch, GivenUp
 from marlaas_worker.orchestrator.job_state import JobHistory, JobState
 from marlaas_worker.orchestrator.reports import Seen, ending, progress
 from marlaas_worker.orchestrator.step_records import Around, EvaluationEnd, eval_record, step_record

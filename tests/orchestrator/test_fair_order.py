@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.orchestrator.demands import Simulation, demand, names, order_of
 from tests.tables import rows
 
+from marlaas_worker.orchestrator.fair_order import HALF_LIFE_S, PastUse
 from marlaas_worker.orchestrator.preemption import MIN_RUN_S, RunningJob, preemptions
-from marlaas_worker.orchestrator.shares import HALF_LIFE_S, PastUse
 
 relaxed = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 row = st.tuples(st.sampled_from("abc"), st.integers(0, 5), st.integers(-2, 2), st.integers(1, 3))

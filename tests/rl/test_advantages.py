@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tables import rows
 
-from marlaas_worker.rl.advantages import Estimator, advantages, has_signal, overlong_penalty
-from marlaas_worker.rl.credit import by_state, by_turn, has_turn_signal, turn_returns
+from marlaas_worker.rl.advantages import (
+    Estimator,
+    advantages,
+    by_state,
+    by_turn,
+    has_signal,
+    has_turn_signal,
+    overlong_penalty,
+    turn_returns,
+)
 
 ESTIMATORS: tuple[Estimator, ...] = ("standardised", "centred", "leave-one-out")
 rewards_of_a_group = st.lists(st.floats(-10, 10), min_size=2, max_size=16)

@@ -11,8 +11,8 @@ from tests.tables import rows
 from marlaas.tool_calls import chatml_parts
 from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_worker.rollout.conversation import extend
-from marlaas_worker.rollout.renderers import TemplateRefused
-from marlaas_worker.rollout.renderers.replies import read
+from marlaas_worker.rollout.renderer import TemplateRefused
+from marlaas_worker.rollout.replies import read
 
 DATA = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
 FAMILIES = DATA["families"]

@@ -14,13 +14,13 @@ def kernels():
     pytest.importorskip("vllm")
     from vllm import ir
 
-    from marlaas_worker.rollout import vllm_cpu_kernels
+    from marlaas_worker.rollout import vllm_cpu
 
     torch.manual_seed(0)
-    vllm_cpu_kernels.register()
-    priority = [vllm_cpu_kernels.PROVIDER, "native"]
+    vllm_cpu.register()
+    priority = [vllm_cpu.PROVIDER, "native"]
     with ir.ops.rms_norm.set_priority(priority), ir.ops.fused_add_rms_norm.set_priority(priority):
-        yield vllm_cpu_kernels
+        yield vllm_cpu
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from marlaas_api import cpu_shares
-from marlaas_worker.sandbox import cpu_share, server_start
-from marlaas_worker.sandbox.cpu_share import CpuShare
+from marlaas_worker.sandbox import forkserver, server_start
+from marlaas_worker.sandbox.forkserver import CpuShare
 
 has_autogroups = pytest.mark.skipif(
     not Path("/proc/self/autogroup").exists(),
@@ -17,7 +17,7 @@ has_autogroups = pytest.mark.skipif(
 @has_autogroups
 @pytest.mark.processes
 async def test_an_environment_that_computes_for_long_gets_a_low_share(harness, monkeypatch):
-    monkeypatch.setattr(cpu_share, "ALLOWANCE", 0.0)  # a loaded machine must not give it time to save any
+    monkeypatch.setattr(forkserver, "ALLOWANCE", 0.0)  # a loaded machine must not give it time to save any
     document, low = harness.document("shares:computes"), cpu_shares.LOW_SHARE
     async with harness.open(document):
         await harness.put_task(harness.task(document))

@@ -15,7 +15,7 @@ from tests.tables import rows
 
 from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import FaultClass
-from marlaas_worker.sandbox.children import Children
+from marlaas_worker.sandbox.server import Children
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server
 
 pytestmark = pytest.mark.processes

@@ -210,7 +210,7 @@ async def test_an_environment_that_cannot_be_loaded_says_why_and_a_misfit_once(h
 
 async def test_a_store_that_does_not_give_the_data_is_waited_for(harness, tmp_path, monkeypatch):
     monkeypatch.setattr(service, "_PAUSE_S", 0.01)
-    monkeypatch.setattr("marlaas_worker.sandbox.children._REMEMBERED_S", 0.05)
+    monkeypatch.setattr("marlaas_worker.sandbox.server._REMEMBERED_S", 0.05)
     document = harness.document("rogues:LoadsLater", args={"loads": str(tmp_path / "loads")}, max_attempts=1)
     (episode,) = await harness.play_document(document)
     assert (episode.fault, set(episode.prior_faults)) == (None, {FaultClass.WAITED})

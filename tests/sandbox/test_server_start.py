@@ -11,11 +11,16 @@ from tests.tables import data
 
 from marlaas.envs.dataset.problems import SourceSilent, SourceUnavailable
 from marlaas_api.errors import InvalidInput
-from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.forkserver import broken
-from marlaas_worker.sandbox.load_report import MAX_EXTENSION, Loaded, wait_until_loaded
-from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
-from marlaas_worker.sandbox.server_start import ChildrenConfig, _empty_output, connect_server
+from marlaas_worker.sandbox.server import BrokenEnvironment, Children, ForkServerLost
+from marlaas_worker.sandbox.server_start import (
+    MAX_EXTENSION,
+    ChildrenConfig,
+    Loaded,
+    _empty_output,
+    connect_server,
+    wait_until_loaded,
+)
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy

@@ -23,11 +23,10 @@ from marlaas_api.names import Split
 from marlaas_api.wire import decode_as
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.job_tasks import JobTasks
-from marlaas_worker.sandbox import attempt, places, service, session
+from marlaas_worker.sandbox import attempt, service, session
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES
-from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.seclusion import clean_variables
-from marlaas_worker.sandbox.server import Child
+from marlaas_worker.sandbox.server import Child, Children
 from marlaas_worker.sandbox.server_start import ChildrenConfig, start_server
 from marlaas_worker.sandbox.turns import LEASE_S
 
@@ -176,8 +175,8 @@ async def test_as_many_episodes_as_allowed_run_at_once_and_other_tasks_are_left_
 
 
 async def test_at_first_few_episodes_run_at_once_and_after_the_first_all(harness, monkeypatch):
-    monkeypatch.setattr(places, "FIRST_EPISODES", 2)
-    monkeypatch.setattr(places, "FIRST_S", 3600.0)
+    monkeypatch.setattr(service, "FIRST_EPISODES", 2)
+    monkeypatch.setattr(service, "FIRST_S", 3600.0)
     harness.rollout.answer = lambda request: []
     document = harness.document("rogues:asks", concurrency=4)
     async with harness.open(document):

@@ -12,8 +12,8 @@ from marlaas_api import subjects, wire
 from marlaas_api.bus_memory import MemoryServer
 from marlaas_api.messages import ChatMessage, GenerateRequest
 from marlaas_worker.sandbox import turns
-from marlaas_worker.sandbox.places import FIRST_EPISODES, FIRST_S, EpisodePlaces
-from marlaas_worker.sandbox.turn_clock import TurnClock
+from marlaas_worker.sandbox.service import FIRST_EPISODES, FIRST_S, EpisodePlaces
+from marlaas_worker.sandbox.turns import TurnClock
 from tests import virtual_time
 
 event_loop_policy = virtual_time.event_loop_policy

@@ -17,10 +17,19 @@ from marlaas_api.bus_memory.buckets import MemoryBucket
 from marlaas_api.messages import Phase, PolicyRecord, ReplicaReport
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.reporter import Reporter
-from marlaas_worker.trainer.assignment import GRACE_S, Absences, assignments, bound_record, may_bind
-from marlaas_worker.trainer.commit import PolicyKey
-from marlaas_worker.trainer.recent_work import HALF_LIFE_S, MIN_PART, PRIOR_S, RecentWork, recent_costs
-from marlaas_worker.trainer.versions import known_adapters
+from marlaas_worker.trainer.assignment import (
+    GRACE_S,
+    HALF_LIFE_S,
+    MIN_PART,
+    PRIOR_S,
+    Absences,
+    RecentWork,
+    assignments,
+    bound_record,
+    may_bind,
+    recent_costs,
+)
+from marlaas_worker.trainer.versions import PolicyKey, known_adapters
 from marlaas_worker.trainer.view import TrainerCaches
 
 MANIFEST = BlobRef(name="m", sha256="0" * 64, size_bytes=1)

@@ -20,8 +20,8 @@ from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_api.names import job_prefix
 from marlaas_api.reasons import Reason
 from marlaas_worker.trainer.assignment import GRACE_S
-from marlaas_worker.trainer.commit import AgentLease, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.optimizer import FILENAME
+from marlaas_worker.trainer.versions import AgentLease, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.view import PolicyEntry
 
 STEPS = 3

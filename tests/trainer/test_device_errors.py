@@ -18,15 +18,15 @@ from marlaas_api import subjects, wire
 from marlaas_api.errors import InvalidInput, first_cause
 from marlaas_api.health import exposition
 from marlaas_api.messages import ReplicaReport
-from marlaas_worker.device_errors import DeviceLost
+from marlaas_worker.devices import DeviceLost
 from marlaas_worker.health import families
-from marlaas_worker.trainer import agent_memory, service
+from marlaas_worker.trainer import room, service
+from marlaas_worker.trainer.batching import Segment, chain, pack_prefix_tree
 from marlaas_worker.trainer.compute import Compute
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import AttachedAdapter
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget, memory_errors
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 from marlaas_worker.trainer.versions import read_version
 
 
@@ -300,7 +300,7 @@ async def test_a_conversation_that_does_not_fit_beside_another_agent_gets_its_me
 
     sound, frail = job("sound"), job("frail", agent=FRAIL)
     fragile(monkeypatch, is_full)
-    monkeypatch.setattr(agent_memory, "measure", lambda *_: agent_memory.AgentMemory(24, 1, 0, 1 << 30))
+    monkeypatch.setattr(room, "measure", lambda *_: room.AgentMemory(24, 1, 0, 1 << 30))
     async with asyncio.timeout(WITHIN_S):
         assert await harness.trained(sound, frail, steps=STEPS) == [undisturbed["sound"], undisturbed["frail"]]
 

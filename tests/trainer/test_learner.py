@@ -13,12 +13,11 @@ from tests.trainer.harness import VOCABULARY, assignment_of, job
 
 from marlaas_api.messages.training_settings import OptimizerSettings
 from marlaas_worker.adapters import AdapterConfig, tensor_name, write_adapter
-from marlaas_worker.trainer.batching import pack
+from marlaas_worker.trainer.batching import Segment, pack, pack_prefix_tree
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import WeightsMismatch
 from marlaas_worker.trainer.model import BaseModel
 from marlaas_worker.trainer.optimizer import StateInvalid, TrainingState, learning_rate, read_state, write_state
-from marlaas_worker.trainer.rows import Segment, pack_prefix_tree
 
 TEMPERATURE = 0.8
 

@@ -16,12 +16,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from marlaas_worker.adapters import AdapterInvalid, write_adapter
 from marlaas_worker.base_model import ModelUnusable
 from marlaas_worker.trainer import memory
-from marlaas_worker.trainer.batching import MicroBatch
+from marlaas_worker.trainer.batching import MicroBatch, Segment, chain, pack_prefix_tree
 from marlaas_worker.trainer.batching import collate as collate_rows
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.lora import TargetUnknown, WeightsMismatch, initial_weights
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import Segment, chain, pack_prefix_tree
 
 
 def segment(seed, prompt, generated):

@@ -20,14 +20,20 @@ from marlaas_api.blobs import BlobRef
 from marlaas_api.errors import InvalidInput
 from marlaas_api.numeric import trained_bytes
 from marlaas_worker.orchestrator.capacity import PoolCapacity, trainer_bytes
-from marlaas_worker.trainer import agent_memory
 from marlaas_worker.trainer.agent import AgentTrainer
-from marlaas_worker.trainer.agent_memory import AgentMemory, measure, memory_limit
 from marlaas_worker.trainer.intake import StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.optimizer import TrainingState
 from marlaas_worker.trainer.residence import Residence
-from marlaas_worker.trainer.room import QUANTUM_S, AgentRoom, Pause
+from marlaas_worker.trainer.room import (
+    QUANTUM_S,
+    AgentMemory,
+    AgentRoom,
+    Pause,
+    measure,
+    memory_limit,
+    refuse_small_card,
+)
 from marlaas_worker.trainer.versions import CachedVersion, VersionCache
 
 
@@ -53,7 +59,9 @@ def room_for(monkeypatch):
     """Give later trainers memory for so many agents, and host memory for this many bytes of versions."""
 
     def give(num, host_bytes=0):
-        monkeypatch.setattr(agent_memory, "measure", lambda *_: AgentMemory(num * 8, 1, host_bytes, 1 << 30))
+        monkeypatch.setattr(
+            "marlaas_worker.trainer.room.measure", lambda *_: AgentMemory(num * 8, 1, host_bytes, 1 << 30)
+        )
 
     return give
 
@@ -130,8 +138,8 @@ def pool(**fields: object):
 @pytest.mark.parametrize(("device", "limit", "estimate", "expected"), rows(__file__, "machines"))
 def test_the_room_is_known_on_every_machine(base, monkeypatch, device, limit, estimate, expected):
     """0.8 x (3100 - 1000 - 100); 0.8 x (10000 / 2 - 100). With an accelerator a quarter of the host's free memory keeps versions."""
-    monkeypatch.setattr(agent_memory, "memory_limit", lambda: limit)
-    monkeypatch.setattr(agent_memory, "resident_bytes", lambda: 1000)
+    monkeypatch.setattr("marlaas_worker.trainer.room.memory_limit", lambda: limit)
+    monkeypatch.setattr("marlaas_worker.trainer.room.resident_bytes", lambda: 1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (600, 1000))
     monkeypatch.setattr(base, "device", torch.device(device))
@@ -149,7 +157,7 @@ def test_unset_activations_are_three_quarters_of_what_a_card_has_left(base, tiny
     half = (9 << 30) // 2
     assert [given.activation_bytes, given.room_bytes] == [half, int(0.8 * half)], "what agents get, activations leave"
     with pytest.raises(InvalidInput, match=r"a trainer needs 1.5 GiB, and 0.9 GiB may be used .in GiB, weights 0.0 "):
-        agent_memory.refuse_small_card(pool_document(tiny_model))
+        refuse_small_card(pool_document(tiny_model))
 
 
 @pytest.mark.parametrize(("agent", "kl", "epochs", "copies"), rows(__file__, "references"))

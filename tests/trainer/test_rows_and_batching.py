@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.tables import rows
 
 from marlaas_api.messages import AgentClosed, GroupReady, TrajectoryRef
-from marlaas_worker.trainer.batching import collate, pack
+from marlaas_worker.trainer.batching import Row, Segment, chain, collate, pack, pack_prefix_tree
 from marlaas_worker.trainer.intake import LogInvalid, StepInbox
-from marlaas_worker.trainer.rows import Row, Segment, chain, pack_prefix_tree
 
 lengths = st.lists(st.integers(2, 40), max_size=30)
 alike = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=12), min_size=1, max_size=10)

@@ -29,10 +29,10 @@ from marlaas_worker.adapters import has_effect, read_adapter
 from marlaas_worker.calibration import NUM_FLOAT32_PROBES
 from marlaas_worker.health import families
 from marlaas_worker.rl.advantages import advantages
+from marlaas_worker.trainer.batching import chain
 from marlaas_worker.trainer.intake import StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.optimizer import TrainingState
-from marlaas_worker.trainer.rows import chain
 from marlaas_worker.trainer.trained_agent import KEPT_S
 
 

@@ -9,10 +9,9 @@ from tests.trainer.test_model import attach, gradients, segment
 from torch.nn.attention import flex_attention as flex
 
 from marlaas_worker.trainer import tree_attention
-from marlaas_worker.trainer.batching import collate
+from marlaas_worker.trainer.batching import chain, collate
 from marlaas_worker.trainer.compute import deterministic
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import chain
 from marlaas_worker.trainer.tree_attention import attend_by_blocks, block_mask, dense_mask
 
 

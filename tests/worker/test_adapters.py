@@ -12,9 +12,9 @@ from tests.tables import rows
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from marlaas_worker import adapters
+from marlaas_worker.adapters import write_tensors
 from marlaas_worker.base_model import load_base_model
 from marlaas_worker.peft_config import other_base, unsupported_fields
-from marlaas_worker.tensor_file import write_tensors
 
 MODULES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.1.self_attn.q_proj")
 CONFIG = adapters.AdapterConfig(rank=4, alpha=8, base_model="team/tiny", revision="9f2c")

@@ -17,7 +17,7 @@ from marlaas_api.health import exposition
 from marlaas_api.messages import ReplicaReport
 from marlaas_api.names import JobRef
 from marlaas_api.nats_server import EmbeddedNats
-from marlaas_worker.device_errors import first_line, is_out_of_memory, says_lost
+from marlaas_worker.devices import first_line, is_out_of_memory, says_lost
 from marlaas_worker.health import families, health_server
 from marlaas_worker.metrics import Metrics, Sample, of_report
 from marlaas_worker.waits import KEPT_S, SILENT_S, Waits

@@ -26,10 +26,9 @@ from marlaas_worker.orchestrator.capacity import (
     totals,
     trainer_bytes,
 )
-from marlaas_worker.orchestrator.fair_order import FairOrder
+from marlaas_worker.orchestrator.fair_order import FairOrder, Holdings, PastUse
 from marlaas_worker.orchestrator.preemption import RunningJob, preemptions
 from marlaas_worker.orchestrator.quota import QuotaMessages, Quotas
-from marlaas_worker.orchestrator.shares import Holdings, PastUse
 
 RECONSIDER_S = 5.0
 """Seconds for which a decision is reused while the scene does not change. Then it is recomputed: past use decays, and minimum run times end."""
@@ -157,7 +156,7 @@ class AdmissionQueue:
         self.past.advance(now, self._shares)
 
     def entered(self, document: JobDocument) -> None:
-        """Add the charge for a job's admission, `shares.ENTRY_S` seconds of the job's share, to its tenant's past use."""
+        """Add the charge for a job's admission, `fair_order.ENTRY_S` seconds of the job's share, to its tenant's past use."""
         self.past.enter(document.tenant, self._demands.share_of(document))
 
     def left(self, document: JobDocument) -> None:

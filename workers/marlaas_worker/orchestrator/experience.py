@@ -20,8 +20,7 @@ from marlaas_api.messages import (
 from marlaas_api.messages.agent_settings import AgentSettings, own_weight, trained_reward
 from marlaas_api.messages.training_settings import CreditSettings
 from marlaas_api.names import group_token
-from marlaas_worker.rl.advantages import has_signal
-from marlaas_worker.rl.credit import has_turn_signal, turn_returns
+from marlaas_worker.rl.advantages import has_signal, has_turn_signal, turn_returns
 
 _TO_EPISODES = CreditSettings()
 _FEWEST = 2

@@ -27,12 +27,11 @@ from marlaas_api.messages import (
 )
 from marlaas_api.messages.usage import merged
 from marlaas_api.names import Split, eval_group, eval_index, train_group
-from marlaas_worker.orchestrator.data_order import Walk
+from marlaas_worker.orchestrator.diagnosis import FaultWatch
 from marlaas_worker.orchestrator.episodes import slim
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, EvaluationSchedule, without_samples
 from marlaas_worker.orchestrator.experience import Experience, count_faults, group_index
-from marlaas_worker.orchestrator.faults import FaultWatch
-from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw
+from marlaas_worker.orchestrator.job_tasks import JobTasks, PastDraw, Walk
 from marlaas_worker.orchestrator.open_groups import OpenGroups
 from marlaas_worker.orchestrator.steps import Assembly, StepRules
 

@@ -18,13 +18,13 @@ from marlaas_api.messages import JobDocument, JobVerdict, Progress, ReplicaRepor
 from marlaas_api.names import JobRef
 from marlaas_api.reasons import Reason
 from marlaas_api.retries import patiently
-from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator.admission import Admission
 from marlaas_worker.orchestrator.episodes import EpisodesTooLarge
 from marlaas_worker.orchestrator.owned_job import OwnedJob
 from marlaas_worker.orchestrator.progress_store import ProgressStore
 from marlaas_worker.orchestrator.retention import Retention
+from marlaas_worker.reporter import EventEmitter
 from marlaas_worker.role import RoleContext
 
 MAX_CRASHES = 3

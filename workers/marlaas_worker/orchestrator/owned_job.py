@@ -25,8 +25,8 @@ from marlaas_api.retries import patiently
 from marlaas_worker.orchestrator import reports as job_reports
 from marlaas_worker.orchestrator import step_records
 from marlaas_worker.orchestrator.capacity import trainerless, unserved
+from marlaas_worker.orchestrator.diagnosis import GivenUp
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, evaluated_text
-from marlaas_worker.orchestrator.faults import GivenUp
 from marlaas_worker.orchestrator.issuing import IssueHolds, TaskIssuer
 from marlaas_worker.orchestrator.job_state import JobState
 from marlaas_worker.orchestrator.metering import Metering

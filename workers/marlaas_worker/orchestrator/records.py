@@ -33,11 +33,11 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import JobRef
 from marlaas_api.wire import decode, decode_as, encode, pack, unpack
-from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.orchestrator.episodes import read_episode
 from marlaas_worker.orchestrator.job_state import JobHistory
 from marlaas_worker.orchestrator.steps import Decision
 from marlaas_worker.orchestrator.stream_space import StreamSpace
+from marlaas_worker.reporter import EventEmitter
 from marlaas_worker.role import RoleContext
 
 

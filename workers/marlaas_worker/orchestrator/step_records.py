@@ -32,7 +32,7 @@ from marlaas_api.messages.usage import merged
 from marlaas_worker.orchestrator.evaluation import EvaluationRun, team_reward
 from marlaas_worker.orchestrator.experience import count_faults
 from marlaas_worker.orchestrator.job_state import JobState
-from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
+from marlaas_worker.orchestrator.open_groups import AgentDraft, StepDraft
 
 
 @dataclass(frozen=True, slots=True)

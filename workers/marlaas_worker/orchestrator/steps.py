@@ -39,7 +39,7 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import JobRef
 from marlaas_worker.orchestrator.experience import AgentGroup, CompleteGroup
-from marlaas_worker.orchestrator.step_drafts import AgentDraft, StepDraft
+from marlaas_worker.orchestrator.open_groups import AgentDraft, StepDraft
 
 Decision = GroupDecided | StepClosed
 """A decision: about a group, or that a step closes."""

@@ -85,7 +85,7 @@ class Tokenizer(Protocol):
         ...
 
     def past(self, text: str, before: str, tools: Sequence[str]) -> Sequence[ChatMessage]:
-        """Return the forms in which a past reply can be given to `render`: messages, in the order to try them (`renderers.Renderer.past`).
+        """Return the forms in which a past reply can be given to `render`: messages, in the order to try them (`renderer.Renderer.past`).
 
         One message has the reply's plain text. If the reply has parts (reasoning, content, tool calls), another one has them as its fields.
 

@@ -1,15 +1,46 @@
 """Counts the engine time and the tokens that tenants, jobs and agents use. Pure; the caller passes the clock, in seconds."""
 
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from marlaas_api.messages import JobAgent
-from marlaas_worker.recent import RecentSums
 from marlaas_worker.rollout.served_jobs import ServedJob
 
 HALF_LIFE_S = 60.0
 """Age in seconds at which an agent's tokens count half."""
 _FIRST_TOKEN_S, _NEW_WEIGHT = 0.02, 0.1
+
+
+@dataclass(slots=True)
+class RecentSums:
+    """Sums of amounts by key, in which an amount counts less with its age.
+
+    Args:
+        half_life_s: age in seconds at which an amount counts half.
+        least: sums below it are dropped.
+    """
+
+    half_life_s: float
+    least: float
+    _sums: dict[str, float] = field(default_factory=dict)
+    _at: float = 0.0
+
+    def add(self, amounts: Mapping[str, float], now: float) -> None:
+        """Add amounts, by key, to the sums. now: not before that of earlier calls."""
+        self._sums = self.at(now)
+        self._at = now
+        for key, amount in amounts.items():
+            self._sums[key] = self._sums.get(key, 0.0) + amount
+
+    def keep(self, wanted: Callable[[str], bool]) -> None:
+        """Drop all keys for which `wanted` returns False."""
+        self._sums = {key: total for key, total in self._sums.items() if wanted(key)}
+
+    def at(self, now: float) -> dict[str, float]:
+        """Return the sums by key at the time `now`."""
+        factor = 0.5 ** ((now - self._at) / self.half_life_s)
+        return {key: total * factor for key, total in self._sums.items() if total * factor >= self.least}
 
 
 def recent_tokens() -> RecentSums:

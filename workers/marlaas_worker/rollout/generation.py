@@ -28,19 +28,24 @@ from marlaas_worker.rollout.conversation import (
 )
 from marlaas_worker.rollout.demonstrated import demonstrated
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Sampling
-from marlaas_worker.rollout.engine_failures import MAX_ENGINE_FAILURES, EngineFailures
 from marlaas_worker.rollout.engine_meter import Computed
 from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
-from marlaas_worker.rollout.renderers.replies import ReadReply, read
-from marlaas_worker.rollout.scoring import require_vocabulary, score_record, segments
-from marlaas_worker.rollout.served_jobs import Failures, ServedJob, ServedJobs
+from marlaas_worker.rollout.replies import ReadReply, read
+from marlaas_worker.rollout.served_jobs import MAX_ENGINE_FAILURES, EngineFailures, Failures, ServedJob, ServedJobs
 from marlaas_worker.rollout.stops import stops_of
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
-from marlaas_worker.rollout.templates import EndingTokenizer
-from marlaas_worker.rollout.tokenizers import Tokenizers
+from marlaas_worker.rollout.templates import EndingTokenizer, Tokenizers
 from marlaas_worker.rollout.turn_log import TurnLog, add_history, knows_parent, require_same
-from marlaas_worker.rollout.turn_record import Drawn, Order, demonstrated_record, turn_record
+from marlaas_worker.rollout.turn_record import (
+    Drawn,
+    Order,
+    demonstrated_record,
+    require_vocabulary,
+    score_record,
+    segments,
+    turn_record,
+)
 from marlaas_worker.rollout.versions import Versions
 
 _LONG_CHARACTERS = 16_384

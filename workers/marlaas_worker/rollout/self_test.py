@@ -3,11 +3,13 @@
 A digest shows the content of a slot, not that a forward pass uses it. The probes do not show it either: after a
 small optimizer step, the effect of the adapter is less than rounding. So the test loads a large random adapter
 into each slot in turn, with an adapter of zeros in all others. The large adapter must shift the logprobs of the
-calibration's probes as it does in the trainer.
+probes as it does in the trainer.
 
 Scoring is one pass over a prompt. Generation runs other kernels, on a GPU from recorded graphs. So each slot also
 generates, and the engine's scores of the generated tokens must agree with the logprobs that it reported. This also
 compiles the kernels of generation before the first turn needs them.
+
+The probes and the largest allowed difference of logprobs are the pool's calibration, which comes from a trainer (`Calibrations`).
 """
 
 import asyncio
@@ -23,10 +25,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from marlaas_api import subjects, wire
 from marlaas_api.background import await_all
-from marlaas_api.errors import Permanent
+from marlaas_api.bus import Bus
+from marlaas_api.errors import MarlaasError, Permanent
 from marlaas_api.messages import Calibration
-from marlaas_worker.adapters import AdapterConfig, tensor_digest, write_adapter
+from marlaas_worker.adapters import DTYPES, AdapterConfig, tensor_digest, write_adapter
 from marlaas_worker.calibration import (
     LEAST_SHIFT,
     draw_adapter,
@@ -39,6 +43,7 @@ from marlaas_worker.calibration import (
 )
 from marlaas_worker.rollout.engine import Engine, EngineDown, LoadedAdapter, LoadFailed, Sampling
 
+POLL_S = 0.5
 NUM_GENERATED = 8
 """Most tokens that are generated in one try with a slot's adapter. The prompt is this many tokens too: the first ones of a probe."""
 _TRIES = 3
@@ -48,6 +53,72 @@ adapter were applied, the logprobs would differ by ten tolerances or more."""
 _log = logging.getLogger(__name__)
 
 Scores = npt.NDArray[np.float32]
+
+
+class Calibrations:
+    """Finds the calibration of a pool for one base model and dtype.
+
+    A trainer of the pool writes it to the bucket `calibrations`.
+
+    Args:
+        bus: the bus with the bucket.
+        pool: name of the pool.
+        base: fingerprint of the engine's base model.
+        dtype: the dtype in which the engine computes.
+
+    Attributes:
+        reason: text that explains why no calibration was found yet.
+    """
+
+    def __init__(self, bus: Bus, pool: str, base: str, dtype: str) -> None:
+        self._bus, self._pool, self._base, self._dtype = bus, pool, base, dtype
+        self._found: Calibration | None = None
+        self.reason = f"waiting for a trainer of pool {pool} to calibrate the base model for {dtype}"
+
+    @property
+    def tolerance(self) -> float:
+        """Largest allowed mean |difference| between the engine's and the trainer's logprobs; 0 before the calibration was found."""
+        return self._found.tolerance if self._found else 0.0
+
+    async def wait(self) -> Calibration:
+        """Poll until the calibration exists, and return it. Meanwhile, log each new reason why it was not found."""
+        logged = ""
+        while self._found is None:
+            try:
+                self._found, reason = await self._look()
+            except MarlaasError as error:
+                reason = f"the calibration of pool {self._pool} cannot be read: {error}"
+            if self._found is not None:
+                break
+            if reason != logged:
+                _log.info("%s", reason)
+            self.reason = logged = reason
+            await asyncio.sleep(POLL_S)
+        return self._found
+
+    async def _look(self) -> tuple[Calibration | None, str]:
+        known = {dtype: await self._read(dtype) for dtype in DTYPES}
+        found = known[self._dtype]
+        if found is not None and found.base == self._base:
+            return found, ""
+        if found is not None:
+            theirs, ours = found.base[:12], self._base[:12]
+            return (
+                None,
+                f"trainer {found.trainer} of pool {self._pool} has base model {theirs}, this engine {ours}; waiting for a calibration of the same",
+            )
+        others = [dtype for dtype, one in known.items() if one is not None and one.base == self._base]
+        if others:
+            return None, (
+                f"the trainer of pool {self._pool} has calibrated for {' and '.join(others)}, this engine computes in {self._dtype}; "
+                f"set the pool's rollout.dtype to one of them instead of auto"
+            )
+        return None, f"waiting for a trainer of pool {self._pool} to calibrate the base model for {self._dtype}"
+
+    async def _read(self, dtype: str) -> Calibration | None:
+        bucket = await self._bus.bucket(subjects.CALIBRATIONS, inspected=False)
+        entry = await bucket.get(subjects.calibration_key(self._pool, dtype))
+        return None if entry is None or entry.data is None else wire.decode_as(Calibration, entry.data, entry.key)
 
 
 class SelfTestFailed(Permanent):

@@ -1,17 +1,115 @@
-"""State of the jobs that a replica serves: one object per job, dropped as a whole. No I/O; the caller passes the clock, in seconds."""
+"""State of the jobs that a replica serves: one object per job, dropped as a whole. No I/O; the caller passes the clock, in seconds.
 
-from collections.abc import Collection, Hashable, Iterator
-from dataclasses import dataclass, field
+A job's caches hold values that can be read again from the bus or the blob store, or are not needed for long. Caches of one kind share a
+bound in bytes over all jobs. The engine's failures are counted by prompt; a prompt that has ended the engine three times is refused.
+"""
 
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AgentRef, JobRef
 from marlaas_worker.rollout.agent_versions import ServedAgent
-from marlaas_worker.rollout.bounded_cache import BoundedCache, CacheBound
 from marlaas_worker.rollout.conversation import Conversation
 from marlaas_worker.rollout.kv_budget import RecentOutputs
 
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 GONE_S = 60.0
 """Seconds for which a job's totals are reported after its document is gone, so that the orchestrator reads the last ones."""
+MAX_ENGINE_FAILURES = 3
+_ENTRY_BYTES = 1024
+
+
+class CacheBound:
+    """Bound of the bytes that several caches hold together. Above it, the least recently used values of all these caches are evicted.
+
+    The newest value is kept whatever its size. max_bytes: the bound. num_bytes: sum of the callers' estimates for all values.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._order: OrderedDict[tuple[BoundedCache[Any, Any], Hashable], int] = OrderedDict()
+
+    def use(self, cache: "BoundedCache[K, V]", key: K) -> None:
+        """Mark a value as the most recently used one. key: of the value in `cache`."""
+        self._order.move_to_end((cache, key))
+
+    def add(self, cache: "BoundedCache[K, V]", key: K, num_bytes: int) -> None:
+        """Add the bytes of a new value, and evict the least recently used values of all caches while the sum is above the bound.
+
+        key: of the new value in `cache`. num_bytes: estimated bytes of key and value.
+        """
+        self._order[cache, key] = num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > self.max_bytes and len(self._order) > 1:
+            self._evict()
+
+    def remove(self, cache: "BoundedCache[K, V]", key: K) -> None:
+        """Subtract the bytes of a value that its cache has dropped."""
+        self.num_bytes -= self._order.pop((cache, key))
+
+    def trim(self, is_old: Callable[[Any], bool]) -> None:
+        """Evict values, the least recently used first, until `is_old` returns False. is_old: called with the next value to evict."""
+        while self._order and is_old(self._oldest()):
+            self._evict()
+
+    def _oldest(self) -> object:
+        cache, key = next(iter(self._order))
+        return cache[key]
+
+    def _evict(self) -> None:
+        cache, key = next(iter(self._order))
+        cache.drop(key)
+
+
+class BoundedCache(Generic[K, V]):
+    """Cache of values by key. `get` marks a value as used. bound: limits the bytes of this cache and of the others that share it."""
+
+    def __init__(self, bound: CacheBound) -> None:
+        self._bound = bound
+        self._values: dict[K, V] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._values
+
+    def __getitem__(self, key: K) -> V:
+        return self._values[key]
+
+    def get(self, key: K) -> V | None:
+        """Return a value, and mark it as the most recently used one; None if it is not cached."""
+        if key not in self._values:
+            return None
+        self._bound.use(self, key)
+        return self._values[key]
+
+    def put(self, key: K, value: V, num_bytes: int) -> None:
+        """Cache a value, in place of an earlier one of the same key. num_bytes: estimate for key and value."""
+        self.drop(key)
+        self._values[key] = value
+        self._bound.add(self, key, num_bytes)
+
+    def drop(self, key: K) -> None:
+        """Drop a value, if it is cached."""
+        if key in self._values:
+            del self._values[key]
+            self._bound.remove(self, key)
+
+    def clear(self) -> None:
+        """Drop all values."""
+        for key in list(self._values):
+            self.drop(key)
 
 
 @dataclass(slots=True)
@@ -169,3 +267,74 @@ class ServedJobs:
             del self._jobs[job.ref]
             job.clear_caches()
         return gone
+
+
+class EngineKilled(Permanent):
+    """The engine failed each time that it ran a prompt. Another try would end it for all tenants again.
+
+    is_sure: whether the engine has generated for other requests since the first failure, so that the prompt must be the cause.
+    """
+
+    def __init__(self, text: str, *, is_sure: bool) -> None:
+        super().__init__(text)
+        self.is_sure = is_sure
+
+
+@dataclass(slots=True)
+class EngineFailures:
+    """Counts the failures of this replica's engine by job and prompt (`ServedJob.failures`).
+
+    By prompt, because the members of a group have the same one, and so has another attempt at an episode. If several requests with a
+    prompt run when the engine fails, that counts as one failure. The failures with a prompt are forgotten once the engine has generated
+    a reply to it. A request also counts its own failures, because the tokens that were sampled for it may be the cause.
+    """
+
+    _num_generated: int = 0
+
+    def of(self, job: ServedJob, prompt_ids: NDArray[np.int32], own: Failures) -> Failures:
+        """Return the failures of the engine with a job's prompt, or those of one request, if they are more. own: of the request alone."""
+        shared = job.failures.get(_key(prompt_ids)) if len(job.failures) else None
+        return own if shared is None or shared.number < own.number else shared
+
+    def note(
+        self, job: ServedJob, prompt_ids: NDArray[np.int32], known: Failures, own: Failures, text: str
+    ) -> Failures:
+        """Record a failure of the engine while it ran a request, and return the request's own failures.
+
+        known: the result of `of` when the request was given to the engine. own: the request's own before this one. text: the error.
+        """
+        key = _key(prompt_ids)
+        shared = self._more(known, text)
+        found = job.failures.get(key)
+        if found is None or found.number < shared.number:
+            job.failures.put(key, shared, _ENTRY_BYTES)
+        return self._more(own, text)
+
+    def _more(self, before: Failures, text: str) -> Failures:
+        return Failures(before.number + 1, before.since if before.number else self._num_generated, text)
+
+    def generated(self, job: ServedJob, prompt_ids: NDArray[np.int32]) -> None:
+        """Record that the engine has generated a reply to a prompt, and forget the failures with this prompt."""
+        self._num_generated += 1
+        if len(job.failures):
+            job.failures.drop(_key(prompt_ids))
+
+    def verdict(self, job: ServedJob, prompt_ids: NDArray[np.int32], found: Failures, turn: str) -> EngineKilled:
+        """Return the error of a request whose prompt is not run again.
+
+        If the engine has generated nothing else since the first failure, the failures may have another cause than the prompt. The next
+        request with the prompt, such as that of another attempt at the episode, is then run once, alone in the engine.
+
+        found: the failures with the prompt, from `of`. turn: name of the request's turn, for the error's text.
+        """
+        is_sure = self._num_generated > found.since
+        if not is_sure:
+            once = replace(found, number=MAX_ENGINE_FAILURES - 1)
+            job.failures.put(_key(prompt_ids), once, _ENTRY_BYTES)
+        text = f"the engine failed {found.number} times while it ran the prompt of turn {turn}; last: {found.last}"
+        advice = "change the prompt, or ask the platform team, who finds the cause in the log of the rollout role"
+        return EngineKilled(f"{text}; {advice}" if is_sure else text, is_sure=is_sure)
+
+
+def _key(prompt_ids: NDArray[np.int32]) -> bytes:
+    return hashlib.sha256(prompt_ids.tobytes()).digest()

@@ -1,10 +1,10 @@
-"""The rollout role: builds the parts that serve one engine, and starts, drains and stops them in order."""
+"""The rollout role: builds the parts that serve one engine, starts, drains and stops them in order, and reports their state and metrics."""
 
 import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Sized
 from functools import cached_property
 from pathlib import Path
 
@@ -13,26 +13,24 @@ from marlaas_api.bus import BusUnavailable
 from marlaas_api.cpu_shares import engine_share, set_share
 from marlaas_api.messages import JobAgent, JobDocument, PoolDocument, ReplicaReport
 from marlaas_worker.calibration import rounding_warning
-from marlaas_worker.job_events import EventEmitter
 from marlaas_worker.metrics import Sample, of_report
-from marlaas_worker.reporter import Reporter
+from marlaas_worker.reporter import EventEmitter, Reporter
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
-from marlaas_worker.rollout.calibrations import Calibrations
 from marlaas_worker.rollout.conversation import NoChatTemplate
 from marlaas_worker.rollout.engine import Engine
-from marlaas_worker.rollout.engine_failures import EngineFailures
+from marlaas_worker.rollout.engine_progress import EngineCounts
 from marlaas_worker.rollout.generation import Generation
 from marlaas_worker.rollout.policies import Pins, Policies, strict
 from marlaas_worker.rollout.reception import Reception
-from marlaas_worker.rollout.replica_metrics import of_engine, of_places, of_versions
+from marlaas_worker.rollout.reload_pace import ReloadPace
+from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
-from marlaas_worker.rollout.self_test import EngineSelfTest
-from marlaas_worker.rollout.served_jobs import ServedJobs
+from marlaas_worker.rollout.self_test import Calibrations, EngineSelfTest
+from marlaas_worker.rollout.served_jobs import EngineFailures, ServedJobs
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
-from marlaas_worker.rollout.templates import EndingTokenizer, warnings
+from marlaas_worker.rollout.templates import EndingTokenizer, Tokenizers, warnings
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
-from marlaas_worker.rollout.tokenizers import Tokenizers
 from marlaas_worker.rollout.turn_log import TurnLog
 from marlaas_worker.rollout.versions import Versions
 
@@ -322,3 +320,51 @@ class _Rollout:
             rss_bytes=rss_bytes,
             at=self._context.now(),
         )
+
+
+def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
+    """Return the metrics of adapter versions and their loads.
+
+    verified: the versions that may be served. pace: counts and times the loads. slots: number of adapter slots.
+    """
+    return [
+        Sample("marlaas_rollout_slots", "gauge", "Adapter slots of the engine.", slots),
+        Sample("marlaas_rollout_versions", "gauge", "Adapter versions that may be served.", len(verified)),
+        Sample("marlaas_rollout_loads_total", "counter", "Adapter versions loaded and proven.", pace.num_loads),
+        Sample("marlaas_rollout_reloads_total", "counter", "Loads of evicted versions.", pace.num_reloads),
+        Sample("marlaas_rollout_load_seconds_total", "counter", "Engine time of all loads.", pace.load_s),
+        Sample("marlaas_rollout_reload_seconds_total", "counter", "Engine time of re-loads.", pace.reload_s),
+    ]
+
+
+def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
+    """Return the metrics of waiting requests, of reserved KV cache tokens, and of turns that wait to be recorded.
+
+    limiter: of the engine's requests. turns_waiting: number of generated turns for which the turns stream has no room.
+    """
+    reserved = limiter.budget.num_reserved
+    return [
+        Sample("marlaas_rollout_waiting", "gauge", "Requests that wait for a place in the batch.", limiter.num_waiting),
+        Sample("marlaas_rollout_turns_waiting", "gauge", "Turns that wait: the stream is full.", turns_waiting),
+        Sample("marlaas_rollout_kv_tokens_reserved", "gauge", "Tokens reserved by requests.", reserved),
+    ]
+
+
+def of_engine(counts: EngineCounts, kv_tokens: int, restarts: int) -> list[Sample]:
+    """Return the metrics of the engine. While `RequestLimiter` works, the engine's own queue is empty and it preempts no request.
+
+    Args:
+        counts: the engine's own counters.
+        kv_tokens: tokens that fit into the KV cache; 0 if unknown.
+        restarts: number of successful restarts of the engine since the role's start.
+    """
+    name = "marlaas_rollout_engine"
+    return [
+        Sample("marlaas_rollout_kv_tokens", "gauge", "Tokens that fit into the KV cache.", kv_tokens),
+        Sample(f"{name}_restarts_total", "counter", "Restarts of the engine.", restarts),
+        Sample(f"{name}_requests_total", "counter", "Requests that the engine received.", counts.requests),
+        Sample(f"{name}_preemptions_total", "counter", "Requests whose KV cache it took away.", counts.preemptions),
+        Sample(f"{name}_steps_total", "counter", "Batches.", counts.steps),
+        Sample(f"{name}_queued_steps_total", "counter", "Batches without room for all.", counts.queued_steps),
+        Sample(f"{name}_queue", "gauge", "Requests for which the last batch had no room.", counts.queued),
+    ]

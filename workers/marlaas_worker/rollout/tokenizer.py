@@ -19,7 +19,7 @@ from marlaas_api.errors import InvalidInput
 from marlaas_api.messages import ChatMessage, ReplyPartsMessage, ToolCallMessage
 from marlaas_api.messages.job_spec import ChatTemplateSettings, PoolChatTemplateSettings
 from marlaas_worker.rollout.conversation import CHANGES_BEGINNING, BadAppend, NoChatTemplate
-from marlaas_worker.rollout.renderers import Renderer
+from marlaas_worker.rollout.renderer import Renderer
 
 NO_TEMPLATE = "the base model has no chat template: choose a chat model, set `chatTemplate: {name: chatml}`, or have the environment append raw text (`agent.complete`) instead of messages"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -201,7 +201,7 @@ class PretrainedTokenizer:
         return self.renderer.past(text, before, tools)
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
-        """Parse a reply's ids, without the end token (`renderers.Renderer.parts`)."""
+        """Parse a reply's ids, without the end token (`renderer.Renderer.parts`)."""
         return self.renderer.parts(ids, before, tools)
 
     def token_text(self, token: int) -> str:

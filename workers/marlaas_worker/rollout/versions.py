@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Collection
 
 from marlaas_api.names import AdapterRef, JobRef
-from marlaas_worker.job_events import EventEmitter
+from marlaas_worker.reporter import EventEmitter
 from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.agent_versions import Slot, Version, VersionState, failed_load

@@ -22,8 +22,7 @@ from marlaas_api.errors import MarlaasError, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_api.messages.pool_spec import PoolSpec
 from marlaas_worker.adapters import AdapterInvalid, read_config
-from marlaas_worker.device_errors import OutOfMemory, says_lost, says_no_memory
-from marlaas_worker.devices import uses_gpu
+from marlaas_worker.devices import OutOfMemory, says_lost, says_no_memory, uses_gpu
 from marlaas_worker.rollout.engine import (
     Began,
     Completion,
@@ -41,8 +40,7 @@ from marlaas_worker.rollout.engine import (
 )
 from marlaas_worker.rollout.engine_progress import STALL_S, EngineCounts
 from marlaas_worker.rollout.stops import Stops
-from marlaas_worker.rollout.vllm_fork import obstacle
-from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, start_incarnation
+from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, obstacle, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
 log = logging.getLogger(__name__)
@@ -61,7 +59,7 @@ class VllmEngine:
         spec: the pool's.
         end_ids: tokens that end a generation.
         scratch: folder for vLLM's log and other files of the engine.
-        may_fork: whether the first core process may be forked from this one. On a GPU, it is forked only if `vllm_fork.obstacle` finds none.
+        may_fork: whether the first core process may be forked from this one. On a GPU, it is forked only if `vllm_incarnation.obstacle` finds none.
         answer_bound_s: seconds without an answer and without computing after which the engine counts as hung.
     """
 

@@ -171,15 +171,15 @@ def _prepare_for_cpu() -> None:
     from vllm import platforms  # a spawned core may import this module before vllm; its kernels would be missing
 
     if platforms.current_platform.is_cpu():
-        from marlaas_worker.rollout import vllm_cpu_kernels
+        from marlaas_worker.rollout import vllm_cpu
 
-        name = "marlaas_worker.rollout.vllm_cpu_adapters.GroupedAdapters"
+        name = "marlaas_worker.rollout.vllm_cpu.GroupedAdapters"
         platform = type(platforms.current_platform)
         platform.get_punica_wrapper = classmethod(lambda _: name)
         platform.register_triton_kernel_overrides = staticmethod(
             _without_llvm(platform.register_triton_kernel_overrides)
         )
-        vllm_cpu_kernels.register()
+        vllm_cpu.register()
         _prefer_owner()
 
 

@@ -7,7 +7,7 @@ problems of vLLM 0.32:
 - On a CPU its core and worker processes exchange messages through shared memory, and each reader busy-waits for a
   second after a message (`shm_broadcast.SpinCondition`). So the worker runs inside the core process.
 - On a CPU it computes norms and rotary embeddings in about ten tensor operations each, although it has a compiled
-  kernel for each; see `vllm_cpu_kernels` for the norms.
+  kernel for each; see `vllm_cpu` for the norms.
 - Without an explicit KV cache size it takes 92 % of the memory.
 - A host cache no larger than the slots would evict running adapters.
 - If the output head may be adapted, prompt logprobs in a batch of several requests end the engine for all
@@ -47,7 +47,7 @@ START_SHARE = 0.05
 """Share of a GPU's memory that must be free when vLLM starts (`gpu_memory_utilization`). It has no other effect, because the KV cache's size is
 given. With vLLM's default of 0.92, an engine does not start beside a trainer on one card."""
 _OWN_FOLDER = Path(__file__).parent
-"""Folder in which Numba caches compiled code (`adapter_loop`), if it is writable. Otherwise the engine's scratch folder is set as the cache:
+"""Folder in which Numba caches compiled code (`adapter_groups`), if it is writable. Otherwise the engine's scratch folder is set as the cache:
 environments could write to Numba's default, which is below HOME."""
 _NORMS = ("rms_norm", "fused_add_rms_norm")
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"

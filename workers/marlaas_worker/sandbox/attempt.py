@@ -7,9 +7,8 @@ from typing import Any
 from marlaas_api import names
 from marlaas_api.messages import Ending, Episode, FaultClass, JobDocument, TaskMessage
 from marlaas_api.names import Split
-from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.faults import Fault, bounded
-from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
+from marlaas_worker.sandbox.server import BrokenEnvironment, Children, ForkServerLost
 from marlaas_worker.sandbox.session import ChildSession
 from marlaas_worker.sandbox.turns import TurnClient
 

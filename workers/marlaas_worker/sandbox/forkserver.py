@@ -3,6 +3,10 @@
 The supervisor starts it by exec (`python -m marlaas_worker.sandbox.forkserver FD`) with a clean environment and
 no credential. Its configuration is JSON on stdin; orders and reports are JSON packets on the socket FD. It has one thread,
 so that forking is safe. It exits, with all its children, when the socket closes.
+
+On a machine that many jobs share, its children have a full CPU share while they use little CPU time, else a low one. Most environments
+compute for milliseconds in an episode. With a low share, this would take long beside a busy engine, and the whole step would wait for it.
+An environment that computes for long must not take the CPU from engine and trainer.
 """
 
 import contextlib
@@ -32,15 +36,46 @@ from marlaas.envs.suites import Environments, load_suites
 from marlaas_api.cpu_shares import FULL_SHARE, LOW_SHARE, set_share
 from marlaas_api.errors import InvalidInput
 from marlaas_worker.sandbox import child, kernel
-from marlaas_worker.sandbox.cpu_share import CpuShare
 from marlaas_worker.sandbox.seclusion import seclude
 
 CHECK_S = 0.25
+ALLOWANCE = 0.1
+"""CPU seconds per second that environments of one job may use with a full share."""
+BURST_S = 0.5
+"""Largest credit of the environments of one job, and their largest debt, in CPU seconds."""
 MAX_PROCESSES = 64
 MAX_PACKET_BYTES = 64 << 10
 _MAX_REPORT_TEXT = 8000
 _OF_CHAT_CLIENTS = ("marlaas.openai_server", "openai.resources.chat")
 """Modules that an episode imports at the first call of an `openai` client. Importing them takes half a second of CPU time."""
+
+
+@dataclass(slots=True)
+class CpuShare:
+    """Credit of CPU time of a job's environments, which grows by `ALLOWANCE` each second and shrinks by the CPU time that they use.
+
+    The share becomes low when the credit falls below 0, and full again when the credit has reached half of `BURST_S`.
+
+    Attributes:
+        at: time of the last `note`, at first of the creation, in seconds of any clock.
+        is_low: whether the share is low now.
+    """
+
+    at: float
+    is_low: bool = False
+    _credit_s: float = BURST_S
+    _used_s: float = 0.0
+
+    def note(self, used_s: float, now: float) -> bool:
+        """Update the credit and return whether the share is low from now on.
+
+        used_s: CPU seconds that the environments have used so far, in total. now: time on the clock of `at`.
+        """
+        used_s = max(used_s, self._used_s)  # a process that has exited is counted when its parent exits
+        credit_s = self._credit_s + (now - self.at) * ALLOWANCE - (used_s - self._used_s)
+        self._credit_s, self._used_s, self.at = min(max(credit_s, -BURST_S), BURST_S), used_s, now
+        self.is_low = self._credit_s < (BURST_S / 2 if self.is_low else 0.0)
+        return self.is_low
 
 
 @dataclass(slots=True)

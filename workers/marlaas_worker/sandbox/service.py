@@ -3,6 +3,9 @@
 Invariant: a task is acked only after each of its members has an Episode in the stream. After a crash before the ack,
 the task is redelivered and played again. The message id of an episode is its group and member, and the stream keeps the
 first message of each id, so the second play adds nothing.
+
+`EpisodePlaces` limits how many episodes run at once. A sandbox begins with few: 32 jobs that begin together would otherwise fork 2,000
+processes before an engine on the same machine has generated a token.
 """
 
 import asyncio
@@ -10,6 +13,7 @@ import contextlib
 import logging
 import os
 from collections import Counter
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,15 +34,16 @@ from marlaas_worker.process_setup import home_variables
 from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.sandbox import kernel
 from marlaas_worker.sandbox.attempt import MAX_DELIVERIES, Attempt, AttemptDependencies, given_up
-from marlaas_worker.sandbox.children import Children
 from marlaas_worker.sandbox.comparison import Withheld, compare
-from marlaas_worker.sandbox.places import EpisodePlaces
 from marlaas_worker.sandbox.seclusion import clean_variables, given_variables, secluded
+from marlaas_worker.sandbox.server import Children
 from marlaas_worker.sandbox.server_start import ChildrenConfig, connect_server, start_server
 from marlaas_worker.sandbox.turns import TURN_TIMEOUTS, TurnClient, TurnTimeouts
 
 BEAT_S = 3.0
 DRAIN_S = 5.0
+FIRST_EPISODES, FIRST_S = 8, 5.0
+"""Number of places at first, and seconds after the environment's load at which all others open. They open earlier if an episode ends."""
 _FETCH_S = 5.0
 """Longest time of one fetch of a task. Each fetch costs this process and the NATS server 1 ms of CPU time, and 32 jobs mostly wait."""
 _PAUSE_S = 1.0
@@ -112,6 +117,46 @@ def _suites(spec: JobSpec) -> dict[str, Any]:
     """Return, by suite, `name` and `args` of the suite's own environment. Suites that the job's environment plays are left out."""
     given = {suite.name: suite.environment for suite in spec.evaluation.suites if suite.environment is not None}
     return {name: {"name": one.name, "args": suite_args(one.name, one.args.value)} for name, one in given.items()}
+
+
+class EpisodePlaces:
+    """Limits how many episodes run at once: at first `FIRST_EPISODES`, or `concurrency` if that is less; later `concurrency`.
+
+    concurrency: `environment.concurrency` of the job.
+    """
+
+    def __init__(self, concurrency: int) -> None:
+        self._num_withheld = max(0, concurrency - FIRST_EPISODES)
+        self._free = asyncio.Semaphore(concurrency - self._num_withheld)
+
+    async def wait(self, stop: asyncio.Event) -> bool:
+        """Wait until a place is free, without taking it; return False if `stop` is set first."""
+        stopping = asyncio.create_task(stop.wait())
+        acquiring = asyncio.create_task(self._free.acquire())
+        await asyncio.wait({stopping, acquiring}, return_when=asyncio.FIRST_COMPLETED)
+        if acquiring.done():
+            self._free.release()
+        acquiring.cancel()
+        stopping.cancel()
+        return not stop.is_set()
+
+    @contextlib.asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Wait for a place, and hold it for an episode while the context is open."""
+        async with self._free:
+            yield
+        self._open()
+
+    async def open_after(self, loaded: asyncio.Event) -> None:
+        """Wait until `FIRST_S` after `loaded` is set, then open all places. loaded: set once the environment is loaded."""
+        await loaded.wait()
+        await asyncio.sleep(FIRST_S)
+        self._open()
+
+    def _open(self) -> None:
+        for _ in range(self._num_withheld):
+            self._free.release()
+        self._num_withheld = 0
 
 
 class _Supervisor:

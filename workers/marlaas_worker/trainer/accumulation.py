@@ -16,9 +16,8 @@ import numpy.typing as npt
 
 from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.rl.algorithms import ALGORITHMS
-from marlaas_worker.trainer.batching import pack, padded_tokens
+from marlaas_worker.trainer.batching import Row, pack, padded_tokens
 from marlaas_worker.trainer.learner import Learner
-from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.trained_agent import TrainedAgent
 from marlaas_worker.trainer.trajectories import Trajectory, held_out_apart
 from marlaas_worker.trainer.weighing import Baselines, batches_of_group, rows_of_groups, weighing

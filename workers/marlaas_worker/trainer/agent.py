@@ -14,12 +14,11 @@ from marlaas_api.failpoints import failpoint
 from marlaas_api.messages import AgentClosed, GroupReady, PolicyRecord, UntrainedCause, UntrainedStep
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.trainer.accumulation import Accumulation, DoesNotFit
-from marlaas_worker.trainer.commit import PolicyKey, StepResult
+from marlaas_worker.trainer.batching import Row
 from marlaas_worker.trainer.intake import Intake, StepInbox
 from marlaas_worker.trainer.learner import Learner
 from marlaas_worker.trainer.memory import RowTooLarge, lowered_budget
 from marlaas_worker.trainer.residence import Residence
-from marlaas_worker.trainer.rows import Row
 from marlaas_worker.trainer.trained_agent import Binding, TrainedAgent
 from marlaas_worker.trainer.trajectories import (
     Expectation,
@@ -30,6 +29,8 @@ from marlaas_worker.trainer.trajectories import (
 )
 from marlaas_worker.trainer.versions import (
     CachedVersion,
+    PolicyKey,
+    StepResult,
     contents_of,
     known_adapters,
     read_manifest,

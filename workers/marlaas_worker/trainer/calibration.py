@@ -34,11 +34,9 @@ from marlaas_worker.calibration import (
 )
 from marlaas_worker.devices import uses_gpu
 from marlaas_worker.role import RoleContext
-from marlaas_worker.trainer.architecture import example
-from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.batching import MicroBatch, chain, collate
 from marlaas_worker.trainer.lora import AttachedAdapter
-from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.rows import chain
+from marlaas_worker.trainer.model import BaseModel, example
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The one thread that uses torch; agents take turns on it, in the order of `Compute.queue`.
 
 All of the trainer's work on the device runs here, so this module also separates errors of the device from errors of a
-job (`device_errors`).
+job (`devices`).
 
 Computation is bitwise reproducible on any number of threads, which strict mode promises and libraries do not provide by default:
 
@@ -25,7 +25,7 @@ from typing import TypeVar
 import torch
 
 from marlaas_api.errors import Permanent
-from marlaas_worker.device_errors import DeviceLost, OutOfMemory, first_line, is_out_of_memory, says_lost
+from marlaas_worker.devices import DeviceLost, OutOfMemory, first_line, is_out_of_memory, says_lost
 from marlaas_worker.fair_queue import Ticket
 from marlaas_worker.process_setup import ask_for_the_same_bits
 from marlaas_worker.trainer.compute_queue import QUANTUM_S, ComputeAccount, ComputeQueue

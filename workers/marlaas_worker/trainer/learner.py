@@ -21,13 +21,13 @@ from marlaas_api.messages import Probe, UntrainedCause
 from marlaas_api.messages.training_settings import TrainingSettings
 from marlaas_worker.adapters import AdapterConfig, has_effect, read_adapter
 from marlaas_worker.calibration import ids_of
-from marlaas_worker.device_errors import OutOfMemory
+from marlaas_worker.devices import OutOfMemory
 from marlaas_worker.peft_config import other_base
 from marlaas_worker.rl.algorithms import ALGORITHMS
 from marlaas_worker.rl.corrections import CAPS, FLOOR, Bounds
 from marlaas_worker.rl.losses import LossConfig, LossSums, TokenRecord, policy_loss
 from marlaas_worker.trainer.assignment import Assignment
-from marlaas_worker.trainer.batching import MicroBatch, collate
+from marlaas_worker.trainer.batching import MicroBatch, Row, collate
 from marlaas_worker.trainer.calibration import measured
 from marlaas_worker.trainer.compute import deterministic
 from marlaas_worker.trainer.lora import AttachedAdapter, WeightsMismatch, initial_weights
@@ -41,7 +41,6 @@ from marlaas_worker.trainer.optimizer import (
     learning_rate,
     update,
 )
-from marlaas_worker.trainer.rows import Row
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -26,9 +26,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from marlaas_api.errors import Permanent
-from marlaas_worker.device_errors import OutOfMemory, is_out_of_memory
-from marlaas_worker.trainer.batching import MicroBatch
-from marlaas_worker.trainer.rows import Row
+from marlaas_worker.devices import OutOfMemory, is_out_of_memory
+from marlaas_worker.trainer.batching import MicroBatch, Row
 
 
 class RowTooLarge(Permanent):

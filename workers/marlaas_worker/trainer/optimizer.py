@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from marlaas_api.errors import Permanent
 from marlaas_api.messages.training_settings import OptimizerSettings
-from marlaas_worker.tensor_file import write_tensors
+from marlaas_worker.adapters import write_tensors
 
 MAX_SKIPPED = 3
 """Consecutive updates without a finite gradient at which the agent fails: fewer are skipped, this many mean that training diverges."""

@@ -25,23 +25,27 @@ from marlaas_api.messages import PolicyRecord, PoolDocument, ReplicaReport
 from marlaas_api.names import AgentRef
 from marlaas_api.retries import patiently
 from marlaas_worker.adapters import DTYPES
-from marlaas_worker.device_errors import DeviceLost, OutOfMemory
-from marlaas_worker.devices import check_gpus, uses_gpu
+from marlaas_worker.devices import DeviceLost, OutOfMemory, check_gpus, uses_gpu
 from marlaas_worker.metrics import Sample, of_report
 from marlaas_worker.reporter import Reporter, resident_bytes
 from marlaas_worker.role import RoleContext, wait_for
-from marlaas_worker.trainer import agent_memory
+from marlaas_worker.trainer import room
 from marlaas_worker.trainer.agent import AgentTrainer
-from marlaas_worker.trainer.assignment import Absences, Assignment, may_bind
+from marlaas_worker.trainer.assignment import Absences, Assignment, RecentWork, may_bind
 from marlaas_worker.trainer.calibration import calibrate, engine_dtype, publish
-from marlaas_worker.trainer.commit import AgentLease, PolicyKey
 from marlaas_worker.trainer.compute import Compute
-from marlaas_worker.trainer.faults import AgentFault, reason_of
 from marlaas_worker.trainer.model import BaseModel
-from marlaas_worker.trainer.recent_work import RecentWork
 from marlaas_worker.trainer.room import AgentRoom
-from marlaas_worker.trainer.trained_agent import KEPT_S, Binding, Timing, TrainedAgent, TrainerDependencies
-from marlaas_worker.trainer.versions import VersionCache
+from marlaas_worker.trainer.trained_agent import (
+    KEPT_S,
+    AgentFault,
+    Binding,
+    Timing,
+    TrainedAgent,
+    TrainerDependencies,
+    reason_of,
+)
+from marlaas_worker.trainer.versions import AgentLease, PolicyKey, VersionCache
 from marlaas_worker.trainer.view import PolicyEntry, TrainerCaches, View
 
 log = logging.getLogger(__name__)
@@ -66,11 +70,10 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         calibration = await compute.run(lambda: calibrate(model, pool))
         timing = timing or Timing()
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
-        memory = await compute.run(lambda: agent_memory.measure(model, pool))
+        memory = await compute.run(lambda: room.measure(model, pool))
         model.limit_activations(memory.activation_bytes)
-        room = AgentRoom(memory.room_bytes)
-        versions = VersionCache(memory.host_bytes)
-        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, room, versions)
+        parts = AgentRoom(memory.room_bytes), VersionCache(memory.host_bytes)
+        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, *parts)
         await Trainer(dependencies, pool.name).run()
     finally:
         compute.close()
@@ -78,7 +81,7 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
 
 def _load(pool: PoolDocument, dtype: torch.dtype) -> BaseModel:
     if uses_gpu():
-        agent_memory.refuse_small_card(pool)
+        room.refuse_small_card(pool)
     return BaseModel(pool.model_path, dtype=dtype, hub=pool.spec.model.hub)
 
 

@@ -11,8 +11,7 @@ from marlaas_api.bus import Bus, Entry
 from marlaas_api.messages import JobDocument, PolicyRecord, Progress, ReplicaReport
 from marlaas_api.names import AgentRef, JobRef
 from marlaas_worker.placement import AgentLoad, place, rank
-from marlaas_worker.trainer.assignment import Assignment, assignments, ended_assignments
-from marlaas_worker.trainer.recent_work import Work, recent_costs
+from marlaas_worker.trainer.assignment import Assignment, Work, assignments, ended_assignments, recent_costs
 
 # More than two intervals of re-reads, and less than the lifetime of a live trainer's report.
 MAX_AGE_S = 8.0

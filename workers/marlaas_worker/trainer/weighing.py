@@ -11,11 +11,9 @@ import numpy.typing as npt
 from marlaas_api.messages import Turn
 from marlaas_api.messages.training_settings import BaselineSettings, CreditSettings, TrainingSettings
 from marlaas_api.wire import unpack_ids, unpack_logprobs
-from marlaas_worker.rl.advantages import Estimator, advantages, overlong_penalty
+from marlaas_worker.rl.advantages import Estimator, advantages, by_state, by_turn, overlong_penalty, turn_returns
 from marlaas_worker.rl.algorithms import ALGORITHMS
-from marlaas_worker.rl.credit import by_state, by_turn, turn_returns
-from marlaas_worker.trainer.batching import pack
-from marlaas_worker.trainer.rows import Row, Segment, pack_prefix_tree
+from marlaas_worker.trainer.batching import Row, Segment, pack, pack_prefix_tree
 from marlaas_worker.trainer.trajectories import Trajectory
 
 _METRIC = "baseline"

@@ -15,7 +15,7 @@ class ReadingTokenizer(Tokenizer, WritingTokenizer, Protocol):
     """Tokenizer interface of this module, which also parses replies. Implemented by `tokenizer.PretrainedTokenizer`."""
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
-        """Parse a reply's ids, without the end token (`renderers.Renderer.parts`)."""
+        """Parse a reply's ids, without the end token (`renderer.Renderer.parts`)."""
         ...
 
 
