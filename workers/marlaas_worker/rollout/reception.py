@@ -21,8 +21,8 @@ from marlaas_api.errors import MarlaasError, Unreadable
 from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepRequest, ReplicaReport
 from marlaas_api.names import AgentRef
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.accounts import OtherReplicas
 from marlaas_worker.rollout.agent_placement import AgentPlacement, place_agents
+from marlaas_worker.rollout.request_limiter import OtherReplicas
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
