@@ -43,7 +43,7 @@ from marlaas_api.messages import ChatMessage, Episode, GenerateRequest, StepReco
 from marlaas_api.names import derive_seed, episode_id
 from marlaas_api.nats_server import EmbeddedNats
 from marlaas_api.wire import decode_as, encode
-from marlaas_worker.rollout import agent_placement
+from marlaas_worker.rollout import reception
 from marlaas_worker.sandbox.turns import LEASE_S, TurnClient
 
 LOADS = {"a": 8, "b": 4, "c": 2, "d": 1}
@@ -197,7 +197,7 @@ async def running(mode: Mode, folder: Path, job: int = 0) -> AsyncIterator[tuple
         stack.push_async_callback(orchestrator.wait)
         stack.callback(orchestrator.kill)
         if mode.is_even:
-            stack.enter_context(patch.object(agent_placement, "_costs", lambda agents, loads, reports: loads))
+            stack.enter_context(patch.object(reception, "_costs", lambda agents, loads, reports: loads))
         roles: list[asyncio.Task[None]] = []
         stack.push_async_callback(cancel, roles)
         for name, number in itertools.product(dict.fromkeys(own.values()), range(mode.replicas)):

@@ -49,8 +49,7 @@ def dropping() -> None:
 
 def first_come() -> None:
     """Charge all requests of this process's engines to one account, whose queue is in the order of arrival."""
-    from marlaas_worker.rollout.accounts import Account
-    from marlaas_worker.rollout.request_limiter import RequestLimiter
+    from marlaas_worker.rollout.request_limiter import Account, RequestLimiter
 
     everybody = Account("all", 1.0, "all")
 

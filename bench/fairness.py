@@ -24,10 +24,8 @@ from bench import options
 from bench.multitenant_figures import jain
 from bench.runs import table
 from bench.virtual_time import VirtualLoop
-from marlaas_worker.rollout.accounts import Account
 from marlaas_worker.rollout.engine import Began, unheard
-from marlaas_worker.rollout.kv_budget import RecentOutputs
-from marlaas_worker.rollout.request_limiter import RequestLimiter
+from marlaas_worker.rollout.request_limiter import Account, RecentOutputs, RequestLimiter
 
 MAX_SEQS, KV_TOKENS = 32, 8192
 STEP_S, SEQUENCE_S, PROMPT_TOKEN_S = 0.006, 0.0004, 2e-5

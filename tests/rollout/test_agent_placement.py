@@ -8,7 +8,7 @@ from tests.harness import job_document
 from tests.tables import rows
 
 from marlaas_api.messages import JobAgent, ReplicaReport
-from marlaas_worker.rollout.agent_placement import EVEN, MIN_EXCESS, MIN_PART, AgentPlacement, _costs, place_agents
+from marlaas_worker.rollout.reception import EVEN, MIN_EXCESS, MIN_PART, AgentPlacement, _costs, place_agents
 
 NUM_SEQS, KEY = 64, "team-a.sums.policy"
 REPLICAS = ["rollout-0", "rollout-1", "rollout-2"]

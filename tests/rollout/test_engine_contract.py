@@ -9,7 +9,7 @@ import pytest
 
 from marlaas_api.messages import StopReason
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, PromptInvalid, Sampling
-from marlaas_worker.rollout.stops import Stops
+from marlaas_worker.rollout.replies import Stops
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

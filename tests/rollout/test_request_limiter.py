@@ -15,13 +15,19 @@ from marlaas_api.blobs import BlobRefused
 from marlaas_api.bus import BusRefused
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.names import AgentRef, JobRef
-from marlaas_worker.rollout.accounts import OPEN_S, Account
 from marlaas_worker.rollout.agent_versions import FIRST_WAIT_S, LONGEST_WAIT_S, VersionState, failed_load
-from marlaas_worker.rollout.engine_meter import DecodeTime, EngineMeter, recent_tokens
-from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS, KvBudget, Place, RecentOutputs
-from marlaas_worker.rollout.request_limiter import RequestLimiter
+from marlaas_worker.rollout.request_limiter import (
+    BLOCK_TOKENS,
+    OPEN_S,
+    Account,
+    KvBudget,
+    Place,
+    RecentOutputs,
+    RequestLimiter,
+)
 from marlaas_worker.rollout.served_jobs import GONE_S, MAX_ENGINE_FAILURES, EngineFailures, Failures, ServedJobs
 from marlaas_worker.rollout.slots import ProvenVersions
+from marlaas_worker.rollout.supervised_engine import DecodeTime, EngineMeter, recent_tokens
 
 
 def account(job, tenant="team-a", weight=1.0):

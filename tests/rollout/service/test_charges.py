@@ -13,7 +13,7 @@ from marlaas_api.cpu_shares import COMPUTE_SHARE, FULL_SHARE
 from marlaas_api.messages import ReplicaReport, ReplyPhase
 from marlaas_api.names import PREEMPTION_STRIDE, episode_id
 from marlaas_worker.rollout import service
-from marlaas_worker.rollout.accounts import OPEN_S
+from marlaas_worker.rollout.request_limiter import OPEN_S
 from marlaas_worker.rollout.served_jobs import GONE_S
 
 

@@ -21,7 +21,7 @@ from marlaas_api.errors import InvalidInput, Permanent, Retryable
 from marlaas_api.messages import StopReason
 from marlaas_worker.calibration import fingerprint
 from marlaas_worker.rollout.engine_progress import EngineCounts
-from marlaas_worker.rollout.stops import Stops
+from marlaas_worker.rollout.replies import Stops
 
 T = TypeVar("T")
 Began = Callable[[], None]

@@ -17,7 +17,6 @@ from marlaas_api.messages import ChatMessage, GenerateRequest, JobAgent, StopRea
 from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.accounts import account_of
 from marlaas_worker.rollout.agent_versions import Slot
 from marlaas_worker.rollout.conversation import (
     BadAppend,
@@ -28,13 +27,11 @@ from marlaas_worker.rollout.conversation import (
 )
 from marlaas_worker.rollout.demonstrated import demonstrated
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Sampling
-from marlaas_worker.rollout.engine_meter import Computed
-from marlaas_worker.rollout.kv_budget import Place
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
-from marlaas_worker.rollout.replies import ReadReply, read
+from marlaas_worker.rollout.replies import ReadReply, read, stops_of
+from marlaas_worker.rollout.request_limiter import Place, account_of
 from marlaas_worker.rollout.served_jobs import MAX_ENGINE_FAILURES, EngineFailures, Failures, ServedJob, ServedJobs
-from marlaas_worker.rollout.stops import stops_of
-from marlaas_worker.rollout.supervised_engine import SupervisedEngine
+from marlaas_worker.rollout.supervised_engine import Computed, SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer, Tokenizers
 from marlaas_worker.rollout.turn_log import TurnLog, add_history, knows_parent, require_same
 from marlaas_worker.rollout.turn_record import (

@@ -1,7 +1,23 @@
 """Receives generation requests, and forwards each to the replica that owns its group.
 
 NATS distributes a pool's requests over its replicas (queue group); each replica also listens on a subject of
-its own for forwarded requests. All replicas choose the same owner independently (`agent_placement`).
+its own for forwarded requests. All replicas choose the same owner independently: `place_agents` and `AgentPlacement` are pure, and
+compute the same from the same documents and reports.
+
+An agent is placed on the fewest replicas whose batches hold its open episodes; the other replicas need not hold its adapter.
+`placement.place` places all agents together. An agent that needs n replicas enters as n parts of equal cost, which go to different ones.
+
+The members of a group go to one replica, which computes their prompt once.
+
+- A new group goes to one of its agent's replicas. Each replica gets new groups in proportion to 1 / (load + EVEN)². Its load is the
+  number of requests that its engine runs or that wait in the replica. Reported loads are some seconds old, so the least loaded replica
+  does not get all new groups: it would be overloaded before its next report.
+- Later turns, and later members, go where the group's last turn was generated: the conversation's keys and values are cached
+  there. If that replica is overloaded (its load is more than OVERLOAD times that of the agent's least loaded one, and
+  MIN_EXCESS more), a part of its groups moves: the part by which its load exceeds the mean.
+
+Replicas that see different documents or reports for a moment may choose different owners of a group. Then two replicas generate the
+same turn, and the first record counts (`turn_log`).
 
 A sandbox's permissions limit the subjects on which it publishes. So a request whose names differ from its subject is
 ignored. The permissions do not limit the reply subject. So the reply subject is checked, too (`subjects.is_reply_of`).
@@ -10,27 +26,195 @@ ignored. The permissions do not limit the reply subject. So the reply subject is
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+import re
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 
 from marlaas_api import subjects, wire
 from marlaas_api.bucket_cache import BucketCache
 from marlaas_api.bus import Request
 from marlaas_api.errors import MarlaasError, Unreadable
 from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepRequest, ReplicaReport
-from marlaas_api.names import AgentRef
+from marlaas_api.names import AgentRef, group_token
+from marlaas_worker.placement import AgentLoad, place, rank
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.accounts import OtherReplicas
-from marlaas_worker.rollout.agent_placement import AgentPlacement, place_agents
+from marlaas_worker.rollout.request_limiter import OtherReplicas
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
 QUEUE = "rollout"
 _PLACEMENT_S = 1.0
+MIN_PART = 0.1
+"""Lower bound of the ratio that scales an agent's cost: its recent tokens / the mean of its job's agents. An idle agent may become busy."""
+EVEN = 8
+"""Requests that are added to every load, so that a difference of a few requests hardly changes where new groups go."""
+OVERLOAD, MIN_EXCESS = 2.0, 8
+_NUMBER = re.compile(r"[a-z](\d+)")
+_BITS = 32
+
 Handler = Callable[[Request], Awaitable[None]]
 _Message = GenerateRequest | CancelRequest | KeepRequest
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlacement:
+    """The replicas that serve each agent, and the load of each replica.
+
+    Attributes:
+        by_agent: names of replicas by the agent's policy key, the one that ranks highest first.
+        everywhere: all replicas; they serve the agents that `by_agent` does not contain.
+        loads: number of requests that each replica runs or that wait in it, by the replica's name.
+    """
+
+    by_agent: Mapping[str, tuple[str, ...]]
+    everywhere: tuple[str, ...]
+    loads: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, policy_key: str) -> tuple[str, ...]:
+        """Return an agent's replicas, the one that ranks highest first."""
+        return self.by_agent.get(policy_key, self.everywhere)
+
+    def owner(self, policy_key: str, group: str, last: str = "") -> str:
+        """Return the replica that generates the next turns of a group.
+
+        Args:
+            policy_key: of the agent. All replicas serve an agent that is not in `by_agent`.
+            group: name of the group; any text is accepted, because the owner is chosen before the request is checked.
+            last: replica that generated the group's last turn; empty if it is not known.
+        """
+        replicas = self.of(policy_key)
+        if last not in replicas:
+            return self._chosen(replicas, group)
+        others = [name for name in replicas if not self._is_overloaded(name, replicas)]
+        if last in others or not self._moves(group, last, replicas):
+            return last
+        return self._chosen(others, group)
+
+    def _chosen(self, replicas: Sequence[str], group: str) -> str:
+        """Choose a replica for a group. Consecutive groups are spread evenly, in proportion to 1 / (load + EVEN)²."""
+        limits = list(accumulate((self._load(name) + EVEN) ** -2.0 for name in replicas))
+        position = _spread(_number(group)) * limits[-1]
+        return next(name for name, limit in zip(replicas, limits, strict=True) if position < limit)
+
+    def _is_overloaded(self, replica: str, replicas: Iterable[str]) -> bool:
+        least, load = min(map(self._load, replicas)), self._load(replica)
+        return load > OVERLOAD * least and load > least + MIN_EXCESS
+
+    def _moves(self, group: str, replica: str, replicas: Sequence[str]) -> bool:
+        """Return whether a group leaves an overloaded replica.
+
+        Of the replica's groups, a part of 1 - mean load / the replica's load leaves, chosen by hash. replicas: those of the group's agent.
+        """
+        load = self._load(replica)
+        excess = 1.0 - sum(map(self._load, replicas)) / len(replicas) / load
+        return rank(group, replica) < excess * 2.0**64
+
+    def _load(self, replica: str) -> int:
+        return self.loads.get(replica, 0)
+
+
+def place_agents(
+    agents: Collection[JobAgent], replicas: Collection[str], num_seqs: int, reports: Iterable[ReplicaReport]
+) -> AgentPlacement:
+    """Place agents on replicas.
+
+    Args:
+        agents: the agents that the pool serves.
+        replicas: names of the replicas that can serve; at least one.
+        num_seqs: most requests that the engine of one replica runs at once.
+        reports: latest reports of the replicas. An agent stays where a report has its adapter, if the loads allow. A report's
+            recent tokens of each agent divide a job's load among the job's agents. Its numbers of requests become `AgentPlacement.loads`.
+    """
+    reports = sorted(reports, key=lambda report: report.replica)
+    episodes = {one.policy_key: one.document.spec.open_episodes for one in agents}
+    costs = _costs(agents, episodes, reports)
+    held = _held(reports)
+    parts: dict[str, AgentLoad] = {}
+    for one in agents:
+        key = one.policy_key
+        num = max(1, min(len(replicas), math.ceil(episodes[key] / num_seqs)))
+        holders = _newest_first(key, held.get(_stem(one.adapter(0).engine_name), {}), replicas)
+        for number in range(num):
+            holder = holders[number] if number < len(holders) else ""
+            parts[f"{key}/{number}"] = AgentLoad(costs[key] / num, holder, whole=key)
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for part, replica in place(parts, replicas).items():
+        found[part.partition("/")[0]].append(replica)
+    loads = {report.replica: report.num_running + report.num_waiting for report in reports}
+    return AgentPlacement({key: _ranked(key, names) for key, names in found.items()}, _ranked("", replicas), loads)
+
+
+def _costs(agents: Iterable[JobAgent], loads: Mapping[str, int], reports: Iterable[ReplicaReport]) -> dict[str, float]:
+    """Return the cost of each agent by policy key: its load times the ratio of its recent tokens to the mean of its job's agents.
+
+    loads: open episodes by policy key. The ratio is at least `MIN_PART`; it is 1 if the job has no recent tokens.
+    """
+    tokens: defaultdict[str, float] = defaultdict(float)
+    for report in reports:
+        for key, number in report.agent_tokens.items():
+            tokens[key] += number
+    by_job: dict[str, list[str]] = {}
+    for one in agents:
+        by_job.setdefault(one.document.uid, []).append(one.policy_key)
+    costs = {key: float(load) for key, load in loads.items()}
+    for keys in by_job.values():
+        mean = sum(tokens[key] for key in keys) / len(keys)
+        if mean > 0:
+            costs |= {key: loads[key] * max(tokens[key] / mean, MIN_PART) for key in keys}
+    return costs
+
+
+def _ranked(key: str, replicas: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(replicas, key=lambda replica: (-rank(key, replica), replica)))
+
+
+def _held(reports: Iterable[ReplicaReport]) -> dict[str, dict[str, int]]:
+    """Return the number of the newest version that each replica holds of each agent.
+
+    By the part of the engine name that is the same for all versions of an agent (`_stem`), then by replica.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for report in reports:
+        for name in report.verified:
+            newest = found.setdefault(_stem(name), {})
+            newest[report.replica] = max(newest.get(report.replica, -1), _version(name))
+    return found
+
+
+def _newest_first(key: str, held: Mapping[str, int], replicas: Collection[str]) -> list[str]:
+    """Return the replicas that hold a version of an agent. Those with the newest version come first.
+
+    A replica that no longer serves the agent may keep an old version for long. key: the policy key. held: newest version by replica.
+    """
+    return sorted((name for name in _ranked(key, replicas) if name in held), key=lambda name: -held[name])
+
+
+def _stem(engine_name: str) -> str:
+    return engine_name.partition("@")[0]
+
+
+def _version(engine_name: str) -> int:
+    text = engine_name.partition("@v")[2]
+    return int(text) if text.isdigit() else 0
+
+
+def _number(group: str) -> int:
+    """Return the number in a group's name, such as 12 in `<uid>-t12`; 0 if the name is not valid."""
+    try:
+        match = _NUMBER.match(group_token(group))
+        return int(match[1]) if match else 0
+    except ValueError:
+        return 0
+
+
+def _spread(number: int) -> float:
+    """Return the number's element of van der Corput's sequence, in [0, 1). Those of consecutive numbers are far from one another."""
+    return int(f"{number % (1 << _BITS):0{_BITS}b}"[::-1], 2) / (1 << _BITS)
 
 
 class Reception:

@@ -1,15 +1,284 @@
-"""Limits the requests in the engine. Others wait in a fair queue over tenants, jobs and agents (`fair_queue`). No engine and no I/O."""
+"""Decides which requests may enter the engine: as many as its batch and KV cache hold, from the tenants that have used least of their share.
+
+The others wait in a fair queue over tenants, jobs and agents (`fair_queue`): each request is charged to an account. No engine and no I/O.
+
+When vLLM's KV cache is full, vLLM preempts a request and later computes its tokens again. So requests wait outside the engine
+until their tokens fit. A request reserves its prompt and the output that is expected of its job. It does not reserve
+`maxTokens`: most outputs are much shorter, and most of the cache would stay unused. An output that is longer than
+expected is not counted while it is generated, because the engine reports tokens only at the end; outputs that are
+shorter than expected make up for it.
+"""
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
-from marlaas_worker.fair_queue import FairQueue, Ticket
-from marlaas_worker.rollout.accounts import Account, OpenEpisodes
-from marlaas_worker.rollout.kv_budget import KvBudget, Place, PrefillShares
+from marlaas_api.messages import JobDocument
+from marlaas_worker.fair_queue import FairQueue, Path, Ticket
+
+OPEN_S = 60.0
+"""Seconds for which an episode counts as open after its last request has ended, because its end is not reported to this role.
+
+Longer than nearly all tool calls. A long time does no harm: the tenant of an open episode keeps its credit in the queue, but never more
+than its share of `max_credit` (`fair_queue`), however long the tenant sends no request.
+"""
+BLOCK_TOKENS = 32
+"""Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
+RECENT = 64
+"""Number of a job's last outputs from which the length of its next ones is estimated."""
+_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Tenant, job and agent that a request is charged to.
+
+    Attributes:
+        tenant: name of the tenant.
+        weight: the tenant's share of the engine, relative to the weights of other tenants.
+        job: uid of the job.
+        agent: name of the agent; empty if the job has one agent.
+    """
+
+    tenant: str
+    weight: float
+    job: str
+    agent: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Names of the account in the fair queue: tenant and job, and the agent if the job has several."""
+        return (self.tenant, self.job, self.agent) if self.agent else (self.tenant, self.job)
+
+
+def account_of(document: JobDocument, agent: str) -> Account:
+    """Return the account that an agent's requests are charged to. document: of the agent's job. agent: its name."""
+    name = agent if len(document.spec.agents) > 1 else ""
+    return Account(document.tenant, document.tenant_weight, document.uid, name)
+
+
+@dataclass(slots=True)
+class _Open:
+    """An agent's part of an open episode. path: of the agent's account. num_requests: the part's requests that are in this role now."""
+
+    path: Path
+    num_requests: int = 0
+
+
+class OpenEpisodes:
+    """Episodes that have requests in the role, or had one in the last `OPEN_S` seconds. Each agent counts as an episode of its own.
+
+    queue: the fair queue in which an episode's account is active while the episode is open. clock: returns the time in seconds.
+    """
+
+    def __init__(self, queue: FairQueue[Any], clock: Callable[[], float]) -> None:
+        self._queue, self._clock = queue, clock
+        self._open: dict[tuple[str, str], _Open] = {}
+        self._ended_at: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextlib.contextmanager
+    def request(self, account: Account, episode: str) -> Iterator[None]:
+        """Count a request's episode as open while the context is open, whatever the request waits for, and for `OPEN_S` after.
+
+        account: the one that the request is charged to. episode: name of the request's episode.
+        """
+        self.close_old()
+        key = episode, account.agent
+        if key not in self._open:
+            self._queue.open(account.path, account.weight)
+            self._open[key] = _Open(account.path)
+        self._open[key].num_requests += 1
+        self._ended_at.pop(key, None)
+        try:
+            yield
+        finally:
+            self._open[key].num_requests -= 1
+            if not self._open[key].num_requests:
+                self._ended_at[key] = self._clock()
+
+    def close_old(self) -> None:
+        """Close the episodes whose last request ended more than `OPEN_S` ago."""
+        now = self._clock()
+        while self._ended_at and next(iter(self._ended_at.values())) < now - OPEN_S:
+            key, _ = self._ended_at.popitem(last=False)
+            self._queue.close(self._open.pop(key).path)
+
+
+class OtherReplicas:
+    """Computes the tokens that tenants use on other replicas from the running totals in the reports of those replicas.
+
+    The first report of a replica adds no tokens: its totals include tokens from before this process started, or tokens that were charged
+    already, if the report was gone for a while. If a total is below that of the previous report, the replica was restarted, or the report
+    is an old one. Such a total adds no tokens, and the next total is compared with it. So after an old report, and only then, some tokens
+    count twice: those that the old total lacks.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, dict[str, int]] = {}
+
+    def growth(self, replica: str, totals: Mapping[str, int]) -> dict[str, int]:
+        """Return the tokens that each tenant used since the replica's previous report; without tenants that used none.
+
+        replica: key of the replica's report in the bucket `replicas`. totals: from its new report, the tokens by tenant since its start.
+        """
+        before, self._totals[replica] = self._totals.get(replica), dict(totals)
+        if before is None:
+            return {}
+        grown = {tenant: total - before.get(tenant, 0) for tenant, total in totals.items()}
+        return {tenant: tokens for tenant, tokens in grown.items() if tokens > 0}
+
+    def drop(self, replica: str) -> None:
+        """Drop the totals of a replica whose report is gone. replica: key of the report, as in `growth`."""
+        self._totals.pop(replica, None)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A request's place in the engine.
+
+    Attributes:
+        cost: real cost of the request in tokens, set by the place's holder; 0 until then.
+        begin: the place's holder calls it at the request's first token, when its prompt has been computed.
+    """
+
+    cost: float = 0.0
+    begin: Callable[[], None] = lambda: None
+
+
+class KvBudget:
+    """Reservations of the requests in the engine: at most `max_seqs` requests, and at most `kv_tokens` tokens of its KV cache.
+
+    Args:
+        max_seqs: most requests in the engine.
+        kv_tokens: as in `set_kv_tokens`.
+
+    Attributes:
+        num_reserved: tokens that are reserved now.
+    """
+
+    def __init__(self, max_seqs: int, kv_tokens: int = 0) -> None:
+        self._max_seqs = max_seqs
+        self._num_inside = 0
+        self.num_reserved = 0.0
+        self.set_kv_tokens(kv_tokens)
+
+    @property
+    def kv_tokens(self) -> float:
+        """Tokens that fit into the KV cache; infinite if the engine does not say."""
+        return self._kv_tokens
+
+    @property
+    def room(self) -> float:
+        """Tokens that can be reserved now; negative if no request may enter; infinite if the engine is empty or `kv_tokens` is.
+
+        An engine without requests takes any: a request that was queued for an earlier incarnation may be larger than its KV cache.
+        """
+        if self._num_inside == 0:
+            return math.inf
+        return self._kv_tokens - self.num_reserved if self._num_inside < self._max_seqs else -1.0
+
+    def set_kv_tokens(self, kv_tokens: int) -> None:
+        """Set the size of the KV cache in tokens, after an engine start. 0: unknown."""
+        self._kv_tokens = float(kv_tokens) if kv_tokens > 0 else math.inf
+
+    def size(self, num_tokens: int) -> float:
+        """Return the tokens to reserve for a request of `num_tokens`: whole blocks, at most the KV cache, so that every request fits alone."""
+        return min(float(math.ceil(num_tokens / BLOCK_TOKENS) * BLOCK_TOKENS), self._kv_tokens)
+
+    def take(self, size: float) -> None:
+        """Reserve the room of a request that enters the engine. size: as from `size`."""
+        self._num_inside += 1
+        self.num_reserved += size
+
+    def give_back(self, size: float) -> None:
+        """Free the room of a request that has left the engine."""
+        self._num_inside -= 1
+        self.num_reserved -= size
+
+
+@dataclass(slots=True)
+class _Present:
+    """A tenant with requests that wait for a place or are in the engine.
+
+    weight: the tenant's. num_requests: these requests. num_prompt: tokens of their prompts in the engine that are not computed yet.
+    """
+
+    weight: float
+    num_requests: int = 0
+    num_prompt: int = 0
+
+
+class PrefillShares:
+    """Limits the prompt tokens that the engine has yet to compute for a tenant.
+
+    The limit is the tenant's share, by weight, of the tokens of two steps: the one that runs, and the next one, which begins before the
+    role learns of the first tokens of the running one. An engine computes prompts in the same steps as the next tokens of all other
+    requests. If one tenant's prompts filled every step, each token of the others would take as long as a full step.
+
+    A prompt that is larger than the share enters while the tenant has no other prompt to compute. A tenant that is the only one with
+    requests is not limited.
+
+    step_tokens: most tokens that the engine computes in one step; 0 if unknown: then no tenant is limited.
+    """
+
+    def __init__(self) -> None:
+        self.step_tokens = 0
+        self._present: dict[str, _Present] = {}
+
+    def join(self, tenant: str, weight: float) -> None:
+        """Count a tenant's request that begins to wait for a place in the engine. weight: the tenant's, from now on."""
+        one = self._present.setdefault(tenant, _Present(weight))
+        one.weight = weight
+        one.num_requests += 1
+
+    def leave(self, tenant: str) -> None:
+        """Remove a request that has left the engine, or waits no longer."""
+        one = self._present[tenant]
+        one.num_requests -= 1
+        if not one.num_requests:
+            del self._present[tenant]
+
+    def allows(self, tenant: str, num_prompt: int) -> bool:
+        """Return whether a tenant's prompt may enter the engine now. num_prompt: its tokens that the engine has to compute."""
+        one = self._present[tenant]
+        if not (self.step_tokens and one.num_prompt and len(self._present) > 1):
+            return True
+        share = one.weight / sum(other.weight for other in self._present.values())
+        return one.num_prompt + num_prompt <= share * _STEPS * self.step_tokens
+
+    def add(self, tenant: str, num_prompt: int) -> None:
+        """Change the number of a tenant's prompt tokens that the engine has yet to compute.
+
+        num_prompt: tokens of a prompt that enters the engine; the negative number once the prompt has been computed, or will not be.
+        """
+        self._present[tenant].num_prompt += num_prompt
+
+
+@dataclass(slots=True)
+class RecentOutputs:
+    """Numbers of generated tokens of a job's last `RECENT` requests. Takes half a KiB of memory."""
+
+    _recent: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def expected_tokens(self, max_tokens: int) -> int:
+        """Return the 90th percentile of the recent outputs in tokens, at most `max_tokens`; `max_tokens` if there are no recent outputs."""
+        recent = sorted(self._recent) or [max_tokens]
+        return min(recent[9 * len(recent) // 10], max_tokens)
+
+    def note(self, num_tokens: int) -> None:
+        """Record a request's number of generated tokens."""
+        self._recent.append(num_tokens)
+        del self._recent[:-RECENT]
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from marlaas_api.messages import Manifest
 from marlaas_api.names import AgentRef, JobRef
 from marlaas_worker.rollout.agent_versions import ServedAgent
 from marlaas_worker.rollout.conversation import Conversation
-from marlaas_worker.rollout.kv_budget import RecentOutputs
+from marlaas_worker.rollout.request_limiter import RecentOutputs
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -14,11 +14,11 @@ import numpy.typing as npt
 from marlaas_api.messages import GenerateRequest, JobAgent, Meter, StopReason, Turn
 from marlaas_api.names import AdapterRef
 from marlaas_api.wire import pack_ids, pack_logprobs, unpack_ids
-from marlaas_worker.rollout.accounts import Account, account_of
 from marlaas_worker.rollout.conversation import NO_IDS, BadAppend, Draft, Ids, Prompt, beginning
 from marlaas_worker.rollout.demonstrated import Demonstration
 from marlaas_worker.rollout.engine import Completion, EngineLimits
 from marlaas_worker.rollout.replies import ReadReply
+from marlaas_worker.rollout.request_limiter import Account, account_of
 from marlaas_worker.rollout.served_jobs import ServedJob
 from marlaas_worker.rollout.templates import EndingTokenizer
 

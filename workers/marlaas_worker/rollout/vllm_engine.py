@@ -39,7 +39,7 @@ from marlaas_worker.rollout.engine import (
     unheard,
 )
 from marlaas_worker.rollout.engine_progress import STALL_S, EngineCounts
-from marlaas_worker.rollout.stops import Stops
+from marlaas_worker.rollout.replies import Stops
 from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, obstacle, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 

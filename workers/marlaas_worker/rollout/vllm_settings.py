@@ -37,7 +37,7 @@ from marlaas_worker.adapters import choose_dtype
 from marlaas_worker.devices import check_gpus, uses_gpu
 from marlaas_worker.rollout.engine import EngineLimits, ModelFolder
 from marlaas_worker.rollout.engine_progress import CPU_PRODUCTS_PER_S, GPU_PRODUCTS_PER_S, busy_bound_s
-from marlaas_worker.rollout.kv_budget import BLOCK_TOKENS
+from marlaas_worker.rollout.request_limiter import BLOCK_TOKENS
 
 CPU_STEP_TOKENS = 512
 GPU_STEP_TOKENS = 8192
