@@ -25,7 +25,8 @@ from bench.multitenant_figures import jain
 from bench.runs import table
 from bench.virtual_time import VirtualLoop
 from marlaas_worker.rollout.engine import Began, unheard
-from marlaas_worker.rollout.request_limiter import Account, RecentOutputs, RequestLimiter
+from marlaas_worker.rollout.request_limiter import Account, RequestLimiter
+from marlaas_worker.rollout.served_jobs import RecentOutputs
 
 MAX_SEQS, KV_TOKENS = 32, 8192
 STEP_S, SEQUENCE_S, PROMPT_TOKEN_S = 0.006, 0.0004, 2e-5

@@ -179,7 +179,7 @@ def newcomer_s(others: int, path: Path) -> float:
     old = jobs(others)
     (own,) = jobs(1, GOOD)
     own["metadata"]["name"] = "new"
-    objects = [pool(), *tenants([*old, own]), *old]
+    objects = [pool(), *tenants(old), *old]
     return float(
         kept(path, [objects, own, *_own_code()], lambda: {"seconds": _newcomer_s(objects, old[0], own)})["seconds"]
     )
@@ -189,7 +189,7 @@ def _newcomer_s(objects: Sequence[Manifest], first: Manifest, own: Manifest) -> 
     with running(objects) as out:
         wait_for_steps(out, first, 3)
         path = out.parent / "new.yaml"
-        path.write_text(yaml.safe_dump_all([pool(), own]))
+        path.write_text(yaml.safe_dump_all([pool(), *tenants([own]), own]))
         began = time.time()
         command = [sys.executable, "-m", "marlaas", "submit", "--run", str(out), str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment(out.parent))

@@ -5,6 +5,7 @@ Trainers compute all the time, and so do engines, which have a full share only w
 larger share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
 """
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -15,6 +16,8 @@ CORE_NICENESS = 5
 the next batch has more of them.
 """
 LATE_S = 0.1
+"""Seconds for which a request may wait for an adapter slot before its engine gets a full share. Most loads take less."""
+_TRIES, _RETRY_S = 10, 0.15
 _AUTOGROUP = "/proc/{}/autogroup"
 
 
@@ -30,11 +33,11 @@ def engine_share(longest_wait_s: float) -> int:
 
 
 def set_share(pid: int, niceness: int) -> bool:
-    """Set the niceness of a process's session, its share of the CPU; return False if the kernel did not allow it now.
+    """Set the niceness of a process's session, its share of the CPU; return False if the kernel refuses another change now.
 
     Linux gives every session an equal share where no cgroup divides the CPU (`autogroup`); the niceness of processes then
-    counts within their session only. Users other than root may change ten sessions a second. The session of init has no share
-    that could be changed.
+    counts within their session only. Without CAP_SYS_ADMIN, the kernel allows ten changes a second on the whole machine. The
+    session of init has no share that could be changed.
     """
     path = Path(_AUTOGROUP.format(pid))
     try:
@@ -44,6 +47,16 @@ def set_share(pid: int, niceness: int) -> bool:
                 os.write(descriptor, str(niceness).encode())
             finally:
                 os.close(descriptor)
-        return True
-    except (OSError, ValueError, IndexError):
+    except BlockingIOError:
         return False
+    except (OSError, ValueError, IndexError):
+        pass  # This kernel has no such shares, or the process has ended.
+    return True
+
+
+async def set_share_soon(pid: int, niceness: int) -> None:
+    """Set the niceness of a process's session, as `set_share`; while the kernel refuses, try again, for a second and a half in all."""
+    for _ in range(_TRIES):
+        if set_share(pid, niceness):
+            return
+        await asyncio.sleep(_RETRY_S)

@@ -121,7 +121,7 @@ async def test_an_agent_whose_trainer_goes_within_a_step_is_continued(undisturbe
         loop.stop(lease.record.holder)
         raise Killed(lease.record.holder)
 
-    monkeypatch.setattr(assignment, "GRACE_S", 0.5)
+    monkeypatch.setattr(assignment, "LEASE_GRACE_S", 0.5)
     at_commits(monkeypatch, "verifier", {0: lose, 1: leave, 2: die})
     job = team(steps=4)
     async with Loop({"tiny": tiny_model}, tmp_path, trainers=3) as loop:

@@ -14,7 +14,8 @@ import pytest
 from bench.fairness import KV_TOKENS, MAX_SEQS, Engine
 from bench.virtual_time import VirtualLoop
 
-from marlaas_worker.rollout.request_limiter import OPEN_S, Account, RecentOutputs, RequestLimiter
+from marlaas_worker.rollout.request_limiter import OPEN_S, Account, RequestLimiter
+from marlaas_worker.rollout.served_jobs import RecentOutputs
 from marlaas_worker.rollout.supervised_engine import EngineMeter
 
 MAX_TOKENS, SECONDS = 128, 60.0

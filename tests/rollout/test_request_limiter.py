@@ -22,10 +22,16 @@ from marlaas_worker.rollout.request_limiter import (
     Account,
     KvBudget,
     Place,
-    RecentOutputs,
     RequestLimiter,
 )
-from marlaas_worker.rollout.served_jobs import GONE_S, MAX_ENGINE_FAILURES, EngineFailures, Failures, ServedJobs
+from marlaas_worker.rollout.served_jobs import (
+    GONE_S,
+    MAX_ENGINE_FAILURES,
+    EngineFailures,
+    Failures,
+    RecentOutputs,
+    ServedJobs,
+)
 from marlaas_worker.rollout.slots import ProvenVersions
 from marlaas_worker.rollout.supervised_engine import DecodeTime, EngineMeter, recent_tokens
 

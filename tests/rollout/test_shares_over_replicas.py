@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marlaas_worker.fair_queue import FairQueue
-from marlaas_worker.rollout.request_limiter import OtherReplicas
+from marlaas_worker.rollout.reception import OtherReplicas
 
 LARGEST = 100
 RATES = st.floats(200.0, 5000.0)

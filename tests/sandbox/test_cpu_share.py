@@ -52,3 +52,8 @@ async def test_an_environment_that_is_loaded_for_long_has_a_low_share(harness, m
     monkeypatch.setattr(server_start, "FULL_SHARE_S", 0.0)
     (episode,) = await harness.play("shares:Loads", args={"until_low": True})
     assert episode.metrics["last"] == cpu_shares.LOW_SHARE, "`first` is full if it begins before the share is set"
+
+
+def test_an_engine_has_a_full_share_once_a_request_has_waited_for_a_tenth_of_a_second():
+    found = [cpu_shares.engine_share(wait_s) for wait_s in (0.0, 0.1, 0.11)]
+    assert found == [cpu_shares.COMPUTE_SHARE, cpu_shares.COMPUTE_SHARE, cpu_shares.FULL_SHARE]

@@ -18,10 +18,10 @@ from marlaas_api.messages import Phase, PolicyRecord, ReplicaReport
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.reporter import Reporter
 from marlaas_worker.trainer.assignment import (
-    GRACE_S,
-    HALF_LIFE_S,
+    LEASE_GRACE_S,
     MIN_PART,
     PRIOR_S,
+    WORK_HALF_LIFE_S,
     Absences,
     RecentWork,
     assignments,
@@ -48,12 +48,12 @@ def test_a_bind_bumps_the_epoch_and_a_holder_is_gone_after_the_whole_grace_perio
     assert bound_record(None, "new", "trainer-1") == PolicyRecord(uid="new", epoch=0, holder="trainer-1")
     absences = Absences()
     absences.observe({"a", "b"}, {"b"}, 100.0)
-    assert not absences.gone("a", 100.0 + GRACE_S - 0.1)
-    assert absences.gone("a", 100.0 + GRACE_S)
+    assert not absences.gone("a", 100.0 + LEASE_GRACE_S - 0.1)
+    assert absences.gone("a", 100.0 + LEASE_GRACE_S)
     assert not absences.gone("b", 1e9)
     absences.observe({"a"}, {"a"}, 103.0)
     absences.observe({"a"}, set(), 104.0)
-    assert not absences.gone("a", 103.0 + GRACE_S)
+    assert not absences.gone("a", 103.0 + LEASE_GRACE_S)
 
 
 @pytest.mark.parametrize(("job_changes", "progress_changes", "wanted"), rows(__file__, "wanted"))
@@ -90,14 +90,14 @@ async def test_a_view_has_jobs_records_and_live_trainers_and_an_agent_with_an_un
 
 COSTS = {"a": 0.08, "b": 0.04, "c": 0.02, "d": 0.01}
 """Seconds of computation per second."""
-LONG = 100 * HALF_LIFE_S
+LONG = 100 * WORK_HALF_LIFE_S
 
 
 def test_work_counts_half_after_ten_minutes_and_a_new_agent_as_the_mean():
     work = RecentWork(0.0)
     work.advance(64.0, True, 100.0)
-    assert work.advance(64.0, True, 100.0 + HALF_LIFE_S) == (32.0, 50.0 + HALF_LIFE_S)
-    assert work.advance(64.0, False, 100.0 + 2 * HALF_LIFE_S) == (16.0, 325.0)
+    assert work.advance(64.0, True, 100.0 + WORK_HALF_LIFE_S) == (32.0, 50.0 + WORK_HALF_LIFE_S)
+    assert work.advance(64.0, False, 100.0 + 2 * WORK_HALF_LIFE_S) == (16.0, 325.0)
     assert work.advance(64.0, False, LONG) == (0.0, 0.0)
     work = {"a": (90.0, 1000.0), "idle": (0.0, 1000.0)}
     found = recent_costs(["a", "idle", "new"], [work])

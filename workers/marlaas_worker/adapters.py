@@ -5,7 +5,7 @@ The digest covers the tensors in an engine's slot *after* loading: A in the engi
 engine's dtype times alpha / rank (vLLM 0.32, `lora/lora_weights.py`, `optimize`).
 This module imports neither peft nor vllm and knows no model; it identifies layers by module name only.
 
-It writes tensors in the safetensors format, with the same bytes as the library. The library copies every tensor twice and compares the
+This module writes tensors in the safetensors format, with the same bytes as the library. The library copies every tensor twice and compares the
 addresses of all. This takes several times as long as one copy of an adapter's tensors. Reading is left to the library.
 """
 
@@ -224,7 +224,7 @@ def slot_digest(held: Iterable[tuple[str, Kind, torch.Tensor]]) -> str:
         if any(bool(tensor.any()) for tensor in pair.values()):
             for kind, tensor in sorted(pair.items()):
                 digest.update(f"{module}\0{kind}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-                digest.update(raw(tensor).data)
+                digest.update(_bytes_of(tensor).data)
     return digest.hexdigest()
 
 
@@ -279,7 +279,7 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, st
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     buffers, end = [], 0
     for name, tensor in ordered:
-        buffers.append(raw(tensor))
+        buffers.append(_bytes_of(tensor))
         begin, end = end, end + buffers[-1].nbytes
         shape = list(tensor.shape)
         header[name] = {"dtype": _HEADER_DTYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
@@ -288,7 +288,7 @@ def write_tensors(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, st
     return b"".join((len(text).to_bytes(8, "little"), text, *(buffer.data for buffer in buffers)))
 
 
-def raw(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return a tensor's bytes in row-major order, without a copy if it is contiguous and in host memory."""
     found: npt.NDArray[np.uint8] = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return found

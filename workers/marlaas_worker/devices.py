@@ -1,4 +1,4 @@
-"""The choice between GPU and CPU, and the errors of an accelerator.
+"""The accelerator of an engine or a trainer: whether it is used, and whether it is still usable after an error.
 
 Engines and trainers choose GPU or CPU by one rule, so that a pool's two roles choose alike.
 

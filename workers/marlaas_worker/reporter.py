@@ -1,4 +1,4 @@
-"""Publishes a worker's report to KV `replicas` (its readiness, the agents or adapters that it has, usage), and events of jobs.
+"""Publishes what a worker reports: its state to KV `replicas` (readiness, agents or adapters, usage), and events of its jobs.
 
 Job events are sentences for people, shown by `kubectl describe`. Nothing depends on them; a failed publish is only logged.
 """
@@ -8,8 +8,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-
-import psutil
 
 from marlaas_api import subjects, wire
 from marlaas_api.bus import Bucket
@@ -93,6 +91,8 @@ class Reporter:
 
 def resident_bytes() -> int:
     """Return the resident memory of this process and all its descendants, in bytes."""
+    import psutil  # here, because the orchestrator only publishes events
+
     me = psutil.Process()
     total = 0
     for process in (me, *me.children(recursive=True)):

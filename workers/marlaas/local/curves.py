@@ -2,7 +2,8 @@
 
 matplotlib takes seconds of CPU, which the jobs that still run need. Once all jobs have ended, the user waits for it, and it gets a
 full share: with the lowest, a machine with other users takes minutes. The process draws one batch of jobs from their recorded files
-and ends. Most of its work is its imports, so the next batch waits for the curves of other jobs that end soon. A curve that cannot be drawn is logged; `marlaas plot` can draw it later.
+and ends. Most of its work is its imports. So while jobs run, the next batch waits PAUSE_S for the curves of other jobs that end.
+A curve that cannot be drawn is logged; `marlaas plot` can draw it later.
 """
 
 import asyncio
@@ -71,7 +72,7 @@ class CurveDrawer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the drawing process; curves that are not drawn yet are missing then."""
+        """End the drawing process; curves that are not drawn yet, or wait for the next batch, are missing then."""
         if self._drawing is not None:
             self._drawing.cancel()
             await asyncio.wait({self._drawing})
@@ -93,9 +94,8 @@ class CurveDrawer:
             start_new_session=True,
         )
         self._pid = process.pid
-        _give(
-            process.pid, FULL_SHARE if self._all_ended.is_set() else LEAST_SHARE
-        )  # From here: it begins with its imports.
+        # Before the process gets its requests: most of its work is its imports.
+        _give(process.pid, FULL_SHARE if self._all_ended.is_set() else LEAST_SHARE)
         self._watchdog.add(process.pid)
         try:
             _, errors = await process.communicate(_REQUESTS.dump_json(list(batch)))

@@ -19,7 +19,7 @@ from marlaas.local.plan import ProcessSpec, cards_by_worker
 from marlaas.local.sandbox_host import HostCommand, HostedSandbox, SandboxHost, sandbox_host
 from marlaas.local.watchdog import clean_up, kill_session
 from marlaas_api.bus_users import BusUser, OrchestratorUser, RolloutUser, SandboxUser, TrainerUser
-from marlaas_api.cpu_shares import COMPUTE_SHARE, set_share
+from marlaas_api.cpu_shares import COMPUTE_SHARE, set_share_soon
 from marlaas_api.errors import InvalidInput
 from marlaas_api.last_words import START_MARK
 from marlaas_api.messages import JobDocument, PoolDocument
@@ -192,7 +192,7 @@ class Launcher:
             )
         self.watchdog.add(process.pid)
         if spec.role == "trainer":
-            set_share(process.pid, COMPUTE_SHARE)
+            await set_share_soon(process.pid, COMPUTE_SHARE)
         return process
 
     def user(self, spec: ProcessSpec) -> BusUser:

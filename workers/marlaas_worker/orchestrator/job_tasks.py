@@ -20,14 +20,12 @@ from marlaas_api.names import Split, derive_seed, eval_group, train_group
 from marlaas_worker.orchestrator.evaluation import EvaluationRun
 from marlaas_worker.orchestrator.experience import AgentGroup, difficulty
 
-_ROUNDS = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Walk:
     """The position in the order of a job's training tasks, and the numbers of skipped visits.
 
-    A visit is one position in that order, counted from 0 over all passes. Its task is issued as one group, or skipped.
+    The task of a visit is issued as one group, or skipped.
 
     Attributes:
         next_visit: the visit to issue or skip next.
@@ -45,7 +43,7 @@ class Walk:
 class DataOrder:
     """The order of one job's training tasks, and the known difficulties of the tasks.
 
-    A visit is a position in the order, counted from 0; a pass visits every training task once.
+    A pass visits every training task once.
 
     Args:
         spec: number of training tasks (None: unlimited), their order, and the rule for skipping them.
@@ -87,7 +85,7 @@ class DataOrder:
         if skip is None or size is None or visit < self._first:
             return None
         results = self._results.get(self.task(visit), {})
-        verdict = _difficulty(results, skip)
+        verdict = _shared_difficulty(results, skip)
         if verdict is None:
             return None
         passes = (visit - self._first) // size - (max(results) - self._first) // size
@@ -121,6 +119,9 @@ class DataOrder:
         return walk.in_pass + 1 <= skip.max_share * ((walk.next_visit - self._first) % size + 1)
 
 
+_FEISTEL_ROUNDS = 4
+
+
 def permuted(offset: int, size: int, seed: int) -> int:
     """Return the image of `offset` under a seeded permutation of 0..size-1, without storing the permutation.
 
@@ -131,14 +132,14 @@ def permuted(offset: int, size: int, seed: int) -> int:
     mask = (1 << bits) - 1
     while True:
         left, right = offset >> bits, offset & mask
-        for number in range(_ROUNDS):
+        for number in range(_FEISTEL_ROUNDS):
             left, right = right, left ^ (derive_seed(seed, number, right) & mask)
         offset = left << bits | right
         if offset < size:
             return offset
 
 
-def _difficulty(results: dict[int, Difficulty], skip: SkipSettings) -> Difficulty | None:
+def _shared_difficulty(results: dict[int, Difficulty], skip: SkipSettings) -> Difficulty | None:
     """Return the difficulty, SOLVED or HOPELESS, that the last groups of a task have in common.
 
     Return None if the difficulties differ, if the groups have signal (VARIED), or if there are fewer groups than `skip.after`.

@@ -1,4 +1,4 @@
-"""Groups of a job that are issued and whose step is not on record: being played, complete, or decided; and the steps that they are decided in."""
+"""Groups of a job from their issue until their step is on record: being played, complete, or decided in a `StepDraft`."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

@@ -22,7 +22,7 @@ Estimator = Literal["standardised", "centred", "leave-one-out", "none"]
 EPSILON = 1e-6
 """Added to a standard deviation, which may be zero, before dividing by it. Rewards that differ by at most this value have no signal."""
 _FEWEST = 2
-"""Fewest returns that can be compared."""
+"""Fewest rewards or returns that can be compared."""
 
 
 def has_signal(rewards: Sequence[float]) -> bool:
@@ -93,7 +93,7 @@ _ESTIMATORS: Mapping[Estimator, Callable[[Sequence[float]], list[float]]] = {
 
 
 def _check(rewards: Sequence[float]) -> None:
-    if len(rewards) < 2:
+    if len(rewards) < _FEWEST:
         raise ValueError(f"at least two rewards are needed to compare, found {len(rewards)}")
     if not all(math.isfinite(reward) for reward in rewards):
         raise ValueError(f"rewards must be finite, found {list(rewards)}")

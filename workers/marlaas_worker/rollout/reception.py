@@ -42,7 +42,6 @@ from marlaas_api.messages import CancelRequest, GenerateRequest, JobAgent, KeepR
 from marlaas_api.names import AgentRef, group_token
 from marlaas_worker.placement import AgentLoad, place, rank
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.request_limiter import OtherReplicas
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
@@ -215,6 +214,34 @@ def _number(group: str) -> int:
 def _spread(number: int) -> float:
     """Return the number's element of van der Corput's sequence, in [0, 1). Those of consecutive numbers are far from one another."""
     return int(f"{number % (1 << _BITS):0{_BITS}b}"[::-1], 2) / (1 << _BITS)
+
+
+class OtherReplicas:
+    """Computes the tokens that tenants use on other replicas from the running totals in the reports of those replicas.
+
+    The first report of a replica adds no tokens: its totals include tokens from before this process started, or tokens that were charged
+    already, if the report was gone for a while. If a total is below that of the previous report, the replica was restarted, or the report
+    is an old one. Such a total adds no tokens, and the next total is compared with it. So after an old report, and only then, some tokens
+    count twice: those that the old total lacks.
+    """
+
+    def __init__(self) -> None:
+        self._totals: dict[str, dict[str, int]] = {}
+
+    def growth(self, replica: str, totals: Mapping[str, int]) -> dict[str, int]:
+        """Return the tokens that each tenant used since the replica's previous report; without tenants that used none.
+
+        replica: key of the replica's report in the bucket `replicas`. totals: from its new report, the tokens by tenant since its start.
+        """
+        before, self._totals[replica] = self._totals.get(replica), dict(totals)
+        if before is None:
+            return {}
+        grown = {tenant: total - before.get(tenant, 0) for tenant, total in totals.items()}
+        return {tenant: tokens for tenant, tokens in grown.items() if tokens > 0}
+
+    def drop(self, replica: str) -> None:
+        """Drop the totals of a replica whose report is gone. replica: key of the report, as in `growth`."""
+        self._totals.pop(replica, None)
 
 
 class Reception:

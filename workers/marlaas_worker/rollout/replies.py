@@ -1,4 +1,4 @@
-"""Where a reply ends, and how it is parsed: stop strings and stop tokens of a job or a request; text, reasoning and tool calls.
+"""Replies as token ids: at which stop string or stop token they end, and their text, reasoning and tool calls.
 
 A reply ends with the token that completes a stop string. That token and all before it are recorded and trained. Whether a token is
 sampled depends only on the tokens before it, so the recorded tokens have the policy's distribution.

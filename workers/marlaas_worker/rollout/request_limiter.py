@@ -13,10 +13,9 @@ import asyncio
 import contextlib
 import math
 import time
-from array import array
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,8 +30,6 @@ than its share of `max_credit` (`fair_queue`), however long the tenant sends no 
 """
 BLOCK_TOKENS = 32
 """Tokens per block of the KV cache. A block belongs to one request, so reservations are rounded up to blocks."""
-RECENT = 64
-"""Number of a job's last outputs from which the length of its next ones is estimated."""
 _STEPS = 2
 
 
@@ -112,47 +109,6 @@ class OpenEpisodes:
         while self._ended_at and next(iter(self._ended_at.values())) < now - OPEN_S:
             key, _ = self._ended_at.popitem(last=False)
             self._queue.close(self._open.pop(key).path)
-
-
-class OtherReplicas:
-    """Computes the tokens that tenants use on other replicas from the running totals in the reports of those replicas.
-
-    The first report of a replica adds no tokens: its totals include tokens from before this process started, or tokens that were charged
-    already, if the report was gone for a while. If a total is below that of the previous report, the replica was restarted, or the report
-    is an old one. Such a total adds no tokens, and the next total is compared with it. So after an old report, and only then, some tokens
-    count twice: those that the old total lacks.
-    """
-
-    def __init__(self) -> None:
-        self._totals: dict[str, dict[str, int]] = {}
-
-    def growth(self, replica: str, totals: Mapping[str, int]) -> dict[str, int]:
-        """Return the tokens that each tenant used since the replica's previous report; without tenants that used none.
-
-        replica: key of the replica's report in the bucket `replicas`. totals: from its new report, the tokens by tenant since its start.
-        """
-        before, self._totals[replica] = self._totals.get(replica), dict(totals)
-        if before is None:
-            return {}
-        grown = {tenant: total - before.get(tenant, 0) for tenant, total in totals.items()}
-        return {tenant: tokens for tenant, tokens in grown.items() if tokens > 0}
-
-    def drop(self, replica: str) -> None:
-        """Drop the totals of a replica whose report is gone. replica: key of the report, as in `growth`."""
-        self._totals.pop(replica, None)
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """A request's place in the engine.
-
-    Attributes:
-        cost: real cost of the request in tokens, set by the place's holder; 0 until then.
-        begin: the place's holder calls it at the request's first token, when its prompt has been computed.
-    """
-
-    cost: float = 0.0
-    begin: Callable[[], None] = lambda: None
 
 
 class KvBudget:
@@ -264,21 +220,17 @@ class PrefillShares:
         self._present[tenant].num_prompt += num_prompt
 
 
-@dataclass(slots=True)
-class RecentOutputs:
-    """Numbers of generated tokens of a job's last `RECENT` requests. Takes half a KiB of memory."""
+@dataclass(slots=True, eq=False)
+class Place:
+    """A request's place in the engine.
 
-    _recent: "array[int]" = field(default_factory=lambda: array("q"))
+    Attributes:
+        cost: real cost of the request in tokens, set by the place's holder; 0 until then.
+        begin: the place's holder calls it at the request's first token, when its prompt has been computed.
+    """
 
-    def expected_tokens(self, max_tokens: int) -> int:
-        """Return the 90th percentile of the recent outputs in tokens, at most `max_tokens`; `max_tokens` if there are no recent outputs."""
-        recent = sorted(self._recent) or [max_tokens]
-        return min(recent[9 * len(recent) // 10], max_tokens)
-
-    def note(self, num_tokens: int) -> None:
-        """Record a request's number of generated tokens."""
-        self._recent.append(num_tokens)
-        del self._recent[:-RECENT]
+    cost: float = 0.0
+    begin: Callable[[], None] = lambda: None
 
 
 @dataclass(slots=True, eq=False)

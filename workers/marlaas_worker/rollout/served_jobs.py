@@ -5,6 +5,7 @@ bound in bytes over all jobs. The engine's failures are counted by prompt; a pro
 """
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import dataclass, field, replace
@@ -18,13 +19,14 @@ from marlaas_api.messages import Manifest
 from marlaas_api.names import AgentRef, JobRef
 from marlaas_worker.rollout.agent_versions import ServedAgent
 from marlaas_worker.rollout.conversation import Conversation
-from marlaas_worker.rollout.request_limiter import RecentOutputs
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 GONE_S = 60.0
 """Seconds for which a job's totals are reported after its document is gone, so that the orchestrator reads the last ones."""
 MAX_ENGINE_FAILURES = 3
+RECENT = 64
+"""Number of a job's last outputs from which the length of its next ones is estimated."""
 _ENTRY_BYTES = 1024
 
 
@@ -131,6 +133,23 @@ class EngineUse:
         self.num_requests += 1
         self.tokens += tokens
         self.engine_s += engine_s
+
+
+@dataclass(slots=True)
+class RecentOutputs:
+    """Numbers of generated tokens of a job's last `RECENT` requests. Takes half a KiB of memory."""
+
+    _recent: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def expected_tokens(self, max_tokens: int) -> int:
+        """Return the 90th percentile of the recent outputs in tokens, at most `max_tokens`; `max_tokens` if there are no recent outputs."""
+        recent = sorted(self._recent) or [max_tokens]
+        return min(recent[9 * len(recent) // 10], max_tokens)
+
+    def note(self, num_tokens: int) -> None:
+        """Record a request's number of generated tokens."""
+        self._recent.append(num_tokens)
+        del self._recent[:-RECENT]
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ from marlaas_worker.rollout.versions import Versions
 
 DRAIN_S = 20.0
 SHARE_S = 0.1
+"""Seconds between two settings of the CPU share; the kernel allows ten changes a second."""
 COARSE = "EngineRoundsCoarsely"
 _log = logging.getLogger(__name__)
 
@@ -278,9 +279,9 @@ class _Rollout:
         jobs = {one.document.uid: one.document.ref for one in self._policies.served()}
         return [
             *of_report(self._report(0), jobs),
-            *of_versions(self._versions.proven.names, self._versions.pace, self._engine.limits.slots),
-            *of_places(self._engine.limiter, self._log.num_waiting),
-            *of_engine(self._engine.counts, self._engine.limits.kv_tokens, self._engine.restarts),
+            *_version_samples(self._versions.proven.names, self._versions.pace, self._engine.limits.slots),
+            *_place_samples(self._engine.limiter, self._log.num_waiting),
+            *_engine_samples(self._engine.counts, self._engine.limits.kv_tokens, self._engine.restarts),
         ]
 
     def _report(self, rss_bytes: int) -> ReplicaReport:
@@ -322,7 +323,7 @@ class _Rollout:
         )
 
 
-def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
+def _version_samples(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
     """Return the metrics of adapter versions and their loads.
 
     verified: the versions that may be served. pace: counts and times the loads. slots: number of adapter slots.
@@ -337,7 +338,7 @@ def of_versions(verified: Sized, pace: ReloadPace, slots: int) -> list[Sample]:
     ]
 
 
-def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
+def _place_samples(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
     """Return the metrics of waiting requests, of reserved KV cache tokens, and of turns that wait to be recorded.
 
     limiter: of the engine's requests. turns_waiting: number of generated turns for which the turns stream has no room.
@@ -350,7 +351,7 @@ def of_places(limiter: RequestLimiter, turns_waiting: int) -> list[Sample]:
     ]
 
 
-def of_engine(counts: EngineCounts, kv_tokens: int, restarts: int) -> list[Sample]:
+def _engine_samples(counts: EngineCounts, kv_tokens: int, restarts: int) -> list[Sample]:
     """Return the metrics of the engine. While `RequestLimiter` works, the engine's own queue is empty and it preempts no request.
 
     Args:

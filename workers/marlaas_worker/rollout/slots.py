@@ -59,10 +59,12 @@ class ProvenVersions:
         return sum(one.waiting.num for one in self.waiting.values() if one.waiting is not None)
 
     def longest_wait_s(self) -> float:
-        """Return the seconds for which the first of the requests whose version is committed has waited for it; 0 if none waits."""
-        since = (
-            one.waiting.wait.since for one in self.waiting.values() if one.waiting is not None and one.is_committed
-        )
+        """Return the seconds for which the first of the requests has waited for its version; 0 if none waits.
+
+        Versions that are not committed, or whose last load failed, do not count: a faster engine does not help them.
+        """
+        waiting = (one for one in self.waiting.values() if one.is_committed and one.failure is None)
+        since = (one.waiting.wait.since for one in waiting if one.waiting is not None)
         now = time.monotonic()
         return now - min(since, default=now)
 

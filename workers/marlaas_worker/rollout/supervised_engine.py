@@ -36,9 +36,10 @@ from marlaas_worker.rollout.served_jobs import ServedJob
 
 HEALTH_CHECK_S = 5.0
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-HALF_LIFE_S = 60.0
+TOKENS_HALF_LIFE_S = 60.0
 """Age in seconds at which an agent's tokens count half."""
-_FIRST_TOKEN_S, _NEW_WEIGHT = 0.02, 0.1
+_INITIAL_TOKEN_S, _LAST_PART = 0.02, 0.1
+"""Seconds per generated token before the first generation has ended; and the last generation's part of the moving average."""
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -65,10 +66,6 @@ class RecentSums:
         for key, amount in amounts.items():
             self._sums[key] = self._sums.get(key, 0.0) + amount
 
-    def keep(self, wanted: Callable[[str], bool]) -> None:
-        """Drop all keys for which `wanted` returns False."""
-        self._sums = {key: total for key, total in self._sums.items() if wanted(key)}
-
     def at(self, now: float) -> dict[str, float]:
         """Return the sums by key at the time `now`."""
         factor = 0.5 ** ((now - self._at) / self.half_life_s)
@@ -77,7 +74,7 @@ class RecentSums:
 
 def recent_tokens() -> RecentSums:
     """Return empty sums of agents' recent tokens, by policy key. A sum below one token is dropped."""
-    return RecentSums(HALF_LIFE_S, 1.0)
+    return RecentSums(TOKENS_HALF_LIFE_S, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +94,12 @@ class Computed:
 class DecodeTime:
     """Moving average of a request's seconds per generated token. The tokens of unfinished generations are estimated with it."""
 
-    _token_s: float = _FIRST_TOKEN_S
+    _token_s: float = _INITIAL_TOKEN_S
 
     def note(self, seconds: float, num_tokens: int) -> None:
         """Record a complete generation. seconds: since its first token."""
         if num_tokens:
-            self._token_s += _NEW_WEIGHT * (seconds / num_tokens - self._token_s)
+            self._token_s += _LAST_PART * (seconds / num_tokens - self._token_s)
 
     def tokens_in(self, seconds: float, max_tokens: int) -> int:
         """Estimate the number of tokens generated for a request in these seconds: at least one, at most `max_tokens`."""
@@ -119,7 +116,7 @@ class EngineMeter:
         busy_s: seconds with requests in the engine.
         num_running: requests in the engine now.
         tenant_tokens: prompt and output tokens that the engine computed, by tenant.
-        agents: sums of the same tokens by the agent's policy key, only of jobs with several policies; a token counts half after HALF_LIFE_S.
+        agents: sums of the same tokens by the agent's policy key, only of jobs with several policies; a token counts half after TOKENS_HALF_LIFE_S.
         decode: recent average of seconds per generated token.
     """
 

@@ -23,7 +23,8 @@ from marlaas_worker.rollout.served_jobs import ServedJob
 from marlaas_worker.rollout.templates import EndingTokenizer
 
 COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
-TEMPERATURE = 1.0
+SCORE_TEMPERATURE = 1.0
+"""Temperature at which engines score (`engine.Engine.score`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +271,7 @@ def score_record(
         logprobs=pack_logprobs(np.concatenate([np.zeros(0, np.float32), *logprobs]).tolist()),
         text="",
         stop_reason=StopReason.STOP,
-        temperature=TEMPERATURE,
+        temperature=SCORE_TEMPERATURE,
         meter=Meter(
             prompt_tokens=sum(1 + len(one.completion.logprobs) for one in drawn),
             output_tokens=0,

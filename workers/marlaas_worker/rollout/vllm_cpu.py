@@ -103,10 +103,10 @@ class GroupedAdapters(PunicaWrapperCPU):  # type: ignore[misc]
 
     def add_lora_linear(
         self,
-        y: torch.Tensor,
-        x: torch.Tensor,
-        lora_a_stacked: tuple[torch.Tensor, ...],
-        lora_b_stacked: tuple[torch.Tensor, ...],
+        y: Tensor,
+        x: Tensor,
+        lora_a_stacked: tuple[Tensor, ...],
+        lora_b_stacked: tuple[Tensor, ...],
         *_: Any,
         **__: Any,
     ) -> None:

@@ -40,7 +40,7 @@ from marlaas_worker.rollout.engine import (
 )
 from marlaas_worker.rollout.engine_progress import STALL_S, EngineCounts
 from marlaas_worker.rollout.replies import Stops
-from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, obstacle, start_incarnation
+from marlaas_worker.rollout.vllm_incarnation import EngineIncarnation, fork_obstacle, start_incarnation
 from marlaas_worker.rollout.vllm_settings import vllm_settings
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class VllmEngine:
         spec: the pool's.
         end_ids: tokens that end a generation.
         scratch: folder for vLLM's log and other files of the engine.
-        may_fork: whether the first core process may be forked from this one. On a GPU, it is forked only if `vllm_incarnation.obstacle` finds none.
+        may_fork: whether the first core process may be forked from this one. On a GPU, it is forked only if `vllm_incarnation.fork_obstacle` finds none.
         answer_bound_s: seconds without an answer and without computing after which the engine counts as hung.
     """
 
@@ -102,7 +102,7 @@ class VllmEngine:
 
     async def start(self) -> None:
         if self._incarnation is None:
-            why_not = obstacle() if self._may_fork and uses_gpu() else ""
+            why_not = fork_obstacle() if self._may_fork and uses_gpu() else ""
             if why_not:
                 log.info("the engine imports vllm once more, which takes longer than to fork it: %s", why_not)
             forks, self._may_fork = self._may_fork and not why_not, False

@@ -262,7 +262,7 @@ def _variables(wanted: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def obstacle() -> str:
+def fork_obstacle() -> str:
     """Return why a core process that uses a GPU cannot be forked from this process; empty if it can."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "CUDA is initialized in the role"

@@ -33,6 +33,7 @@ On a machine with a load of 32, a healthy fork server was silent for more than t
 """
 _MAX_EXTENSIONS = 4
 _REMEMBERED_S = 5.0
+"""Seconds for which a failed load of the environment is raised again without another load."""
 
 INVALID_REPORT = (ValueError, KeyError, TypeError, OverflowError, RecursionError)
 """Exceptions raised by malformed reports. Deeply nested JSON raises RecursionError, which is not a ValueError."""
@@ -371,6 +372,6 @@ class Children:
         return server
 
     def take_told(self) -> tuple[str, ...]:
-        """Return the warnings about the last load (`Loaded.told`) and drop them: further calls before the next load return none."""
+        """Return the warnings about the last load (`server_start.Loaded.told`) and drop them: further calls before the next load return none."""
         told, self._untold = self._untold, ()
         return told

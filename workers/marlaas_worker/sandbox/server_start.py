@@ -7,7 +7,6 @@ children there are reached only by orders, and closing the connection kills them
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from marlaas.envs.leftovers import MAX_CHARACTERS, MAX_TOLD
-from marlaas_api.cpu_shares import LOW_SHARE, set_share
+from marlaas_api.cpu_shares import LOW_SHARE, set_share_soon
 from marlaas_api.last_words import visible
 from marlaas_api.messages import FaultClass
 from marlaas_worker.sandbox.kernel import cpu_wait_ns
@@ -30,15 +29,12 @@ from marlaas_worker.sandbox.server import INVALID_REPORT, PACKET_BYTES, BrokenEn
 FULL_SHARE_S = 3.0
 """Time from its start for which a fork server that loads an environment has a full CPU share."""
 _RETRY_S = 0.2
-_SHARE_TRIES = 5
 _FAULTS = {fault.value: fault for fault in (FaultClass.INFRA, FaultClass.WAITED)}
 _DIGEST = re.compile("[0-9a-f]{64}")
 MAX_EXTENSION = 10
 """Longest load time, as a multiple of the limit."""
 _SHORT_OF_CPU = 0.5
 """Least fraction of the time that a process must wait for a CPU to count as short of CPU."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,8 @@ async def start_server(config: ChildrenConfig) -> Server:
     try:
         await asyncio.wait({loading}, timeout=FULL_SHARE_S)
         if not loading.done():
-            await _lower_share(started.pid)
+            # After the load, the fork server sets its share itself.
+            await set_share_soon(started.pid, LOW_SHARE)
         found = await loading
     except BaseException:
         loading.cancel()
@@ -134,18 +131,6 @@ async def _started(config: ChildrenConfig) -> tuple[asyncio.subprocess.Process, 
         theirs.close()
         os.close(output)
     return process, ours, Output(printed)
-
-
-async def _lower_share(pid: int) -> None:
-    """Lower the CPU share of a fork server that still loads, to leave the CPU to engine and trainer.
-
-    After the load, the fork server sets its share itself.
-    """
-    for _ in range(_SHARE_TRIES):
-        if set_share(pid, LOW_SHARE):
-            return
-        await asyncio.sleep(_RETRY_S)
-    log.info("the kernel has no CPU shares of sessions, or does not let this user change them; niceness alone applies")
 
 
 async def connect_server(config: ChildrenConfig, path: Path) -> Server:

@@ -15,7 +15,12 @@ from marlaas_api import subjects
 from marlaas_api.messages import JobAgent, JobDocument, PolicyRecord, Progress, agents_on, concerns_loop
 from marlaas_api.messages.training_settings import TrainingSettings
 
-HALF_LIFE_S = 600.0
+LEASE_GRACE_S = 6.0
+"""Seconds that a holder's report must be missing before its lease is free: three report intervals, after the report's lifetime.
+
+After an outage of the bus all reports are gone at once; the grace period keeps the leases of running trainers.
+"""
+WORK_HALF_LIFE_S = 600.0
 PRIOR_S = 60.0
 """An agent's cost is computed as if it had also been bound for this many seconds at the mean cost of all agents.
 
@@ -94,13 +99,6 @@ def _of(
     return found
 
 
-GRACE_S = 6.0
-"""Seconds that a holder's report must be missing before its lease is free: three report intervals, after the report's lifetime.
-
-After an outage of the bus all reports are gone at once; the grace period keeps the leases of running trainers.
-"""
-
-
 def bound_record(current: PolicyRecord | None, uid: str, holder: str) -> PolicyRecord:
     """Return the record that a bind writes: the epoch is incremented; a new job of the same name starts from an empty record.
 
@@ -127,8 +125,8 @@ class Absences:
         self._since = {holder: self._since.get(holder, now) for holder in absent}
 
     def gone(self, holder: str, now: float) -> bool:
-        """Return whether a holder has had no live report for at least GRACE_S. now: in seconds, of the same clock as for `observe`."""
-        return holder in self._since and now - self._since[holder] >= GRACE_S
+        """Return whether a holder has had no live report for at least LEASE_GRACE_S. now: in seconds, of the same clock as for `observe`."""
+        return holder in self._since and now - self._since[holder] >= LEASE_GRACE_S
 
 
 def may_bind(current: PolicyRecord | None, uid: str, name: str, holder_gone: bool) -> bool:
@@ -146,7 +144,7 @@ def may_bind(current: PolicyRecord | None, uid: str, name: str, holder_gone: boo
 
 @dataclass(slots=True)
 class RecentWork:
-    """Recent seconds of computation, and of being bound, of one agent on one trainer. Each second counts half after HALF_LIFE_S.
+    """Recent seconds of computation, and of being bound, of one agent on one trainer. Each second counts half after WORK_HALF_LIFE_S.
 
     The caller passes the time, in seconds.
     """
@@ -165,7 +163,7 @@ class RecentWork:
         total_s: seconds of the agent's computation since the trainer's start. is_bound: whether the agent is bound now.
         """
         elapsed_s = now - self.at
-        remaining = 0.5 ** (elapsed_s / HALF_LIFE_S)
+        remaining = 0.5 ** (elapsed_s / WORK_HALF_LIFE_S)
         self.computed_s = self.computed_s * remaining + total_s - self._total_s
         self.bound_s = self.bound_s * remaining + (elapsed_s if is_bound else 0.0)
         self._total_s = total_s

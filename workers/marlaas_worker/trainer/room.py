@@ -48,8 +48,8 @@ USABLE = 0.8
 UNLIMITED_PART = 0.5
 CACHE_PART = 0.25
 """Part of the free host memory that `versions.VersionCache` may have if the trainer is on an accelerator."""
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
-_NO_LIMIT = 1 << 60
+_CGROUP_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
+_NO_CGROUP_LIMIT = 1 << 60
 
 
 class Pause(Enum):
@@ -252,11 +252,11 @@ def room_bytes(free: int, activation_bytes: int) -> int:
 
 def memory_limit(cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Return the memory limit of this container in bytes; None if there is none. cgroup: where cgroups are mounted."""
-    for name in _LIMITS:
+    for name in _CGROUP_LIMITS:
         try:
             text = (cgroup / name).read_text().strip()
         except OSError:
             continue
-        if text.isdigit() and int(text) < _NO_LIMIT:
+        if text.isdigit() and int(text) < _NO_CGROUP_LIMIT:
             return int(text)
     return None

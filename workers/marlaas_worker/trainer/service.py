@@ -72,8 +72,16 @@ async def serve(context: RoleContext, pool: PoolDocument, timing: Timing | None 
         await patiently(lambda: publish(context, calibration), "calibration", timing.retry_s)
         memory = await compute.run(lambda: room.measure(model, pool))
         model.limit_activations(memory.activation_bytes)
-        parts = AgentRoom(memory.room_bytes), VersionCache(memory.host_bytes)
-        dependencies = TrainerDependencies(context, model, compute, timing, calibration, memory, *parts)
+        dependencies = TrainerDependencies(
+            context,
+            model,
+            compute,
+            timing,
+            calibration,
+            memory,
+            room=AgentRoom(memory.room_bytes),
+            versions=VersionCache(memory.host_bytes),
+        )
         await Trainer(dependencies, pool.name).run()
     finally:
         compute.close()

@@ -160,7 +160,7 @@ class PolicyKey:
         if record.manifest is None:
             return
         blobs = self._context.blobs
-        manifest = wire.decode_as(Manifest, await blobs.get(record.manifest), record.manifest.name)
+        manifest = await read_manifest(blobs, record.manifest)
         named = [record.manifest, *manifest.files.values(), *([manifest.state] if manifest.state else [])]
         needed = {ref.name for ref in named}
         for name in await blobs.list(self._assignment.adapter(record.version).blob_prefix):

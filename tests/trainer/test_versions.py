@@ -19,7 +19,7 @@ from marlaas_api.fenced import Overtaken
 from marlaas_api.messages import Phase, PolicyRecord
 from marlaas_api.names import job_prefix
 from marlaas_api.reasons import Reason
-from marlaas_worker.trainer.assignment import GRACE_S
+from marlaas_worker.trainer.assignment import LEASE_GRACE_S
 from marlaas_worker.trainer.optimizer import FILENAME
 from marlaas_worker.trainer.versions import AgentLease, PolicyKey, StepResult, VersionContents
 from marlaas_worker.trainer.view import PolicyEntry
@@ -126,11 +126,11 @@ async def test_a_trainer_takes_over_once_the_holder_has_been_silent_for_long_eno
             assert (await harness.record(document)).holder == "trainer-0"  # an outage would look the same
             harness.server.available = False
             await harness.until(lambda: "no agent is bound or released" in caplog.text)
-            pass_time(harness, GRACE_S)
+            pass_time(harness, LEASE_GRACE_S)
             harness.server.available = True
             await looked(harness)
             assert (await harness.record(document)).holder == "trainer-0"  # nobody has seen it absent meanwhile
-            pass_time(harness, GRACE_S)
+            pass_time(harness, LEASE_GRACE_S)
             taken = await harness.committed(document, lambda record: record.holder == "trainer-1")
             await harness.version(document, 2)
             await harness.play(document, 1, first=2)
