@@ -5,7 +5,6 @@ Trainers compute all the time, and so do engines, which have a full share only w
 larger share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
 """
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -56,6 +55,8 @@ def set_share(pid: int, niceness: int) -> bool:
 
 async def set_share_soon(pid: int, niceness: int) -> None:
     """Set the niceness of a process's session, as `set_share`; while the kernel refuses, try again, for a second and a half in all."""
+    import asyncio  # here, because fork servers import this module, and need no asyncio
+
     for _ in range(_TRIES):
         if set_share(pid, niceness):
             return
