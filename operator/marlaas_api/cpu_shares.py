@@ -1,6 +1,6 @@
 """Shares of the CPU of processes on one machine, as the niceness of their sessions.
 
-Trainers compute all the time, and so do engines, which have a full share only while requests wait long for a slot
+Trainers compute all the time, and so do engines, which have a full share only while a request waits for its version
 (`engine_share`). The other roles and commands compute for milliseconds, while an episode, a step or a user waits, so they have a
 larger share. Environments that compute for long have a tenth of a trainer's, and what no job waits for has a twentieth.
 """
@@ -15,18 +15,18 @@ CORE_NICENESS = 5
 the next batch has more of them.
 """
 LATE_S = 0.1
-"""Seconds for which a request may wait for an adapter slot before its engine gets a full share. Most loads take less."""
+"""Seconds for which a request may wait for its version to be in a slot before the engine gets a full share. Most loads take less."""
 _TRIES, _RETRY_S = 10, 0.15
 _AUTOGROUP = "/proc/{}/autogroup"
 
 
 def engine_share(longest_wait_s: float) -> int:
-    """Return the niceness of an engine's session: a full share while a request has waited for an adapter slot for more than LATE_S.
+    """Return the niceness of an engine's session: a full share while a request has waited for its version for more than LATE_S.
 
     With a smaller share, an engine decodes more sequences at once, which takes less CPU for each. But where all cores are in use and
     agents outnumber slots, jobs then wait for slots: with episodes open, and a tenant with few jobs behind one with many.
 
-    longest_wait_s: seconds for which the first of the waiting requests has waited; 0 if none waits.
+    longest_wait_s: seconds for which the first of the requests whose version is not in a slot has waited; 0 if none waits.
     """
     return FULL_SHARE if longest_wait_s > LATE_S else COMPUTE_SHARE
 

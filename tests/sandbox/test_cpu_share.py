@@ -1,5 +1,6 @@
 """Share of the CPU of environments beside the engine and the trainer of the same machine."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,20 @@ async def test_an_environment_that_is_loaded_for_long_has_a_low_share(harness, m
 def test_an_engine_has_a_full_share_once_a_request_has_waited_for_a_tenth_of_a_second():
     found = [cpu_shares.engine_share(wait_s) for wait_s in (0.0, 0.1, 0.11)]
     assert found == [cpu_shares.COMPUTE_SHARE, cpu_shares.COMPUTE_SHARE, cpu_shares.FULL_SHARE]
+
+
+async def test_a_share_that_the_kernel_refuses_now_is_set_later(tmp_path, monkeypatch):
+    share, refusals, write = tmp_path / "7", [True, True], os.write
+    share.write_text("/autogroup-7 nice 0")
+
+    def refusing(descriptor, text):
+        if refusals and refusals.pop():
+            raise BlockingIOError
+        return write(descriptor, text)
+
+    monkeypatch.setattr(cpu_shares, "_AUTOGROUP", f"{tmp_path}/{{}}")
+    monkeypatch.setattr(cpu_shares, "_RETRY_S", 0.0)
+    monkeypatch.setattr(os, "write", refusing)
+    await cpu_shares.set_share_soon(7, cpu_shares.COMPUTE_SHARE)
+    assert share.read_text().startswith("5")
+    assert not refusals

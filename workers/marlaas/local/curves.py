@@ -29,7 +29,7 @@ from marlaas_api.messages import EvalRecord, StepRecord
 
 log = logging.getLogger(__name__)
 PAUSE_S = 30.0
-"""Between two batches while jobs run."""
+"""Seconds between two batches while jobs run."""
 
 
 @dataclass(frozen=True, slots=True)

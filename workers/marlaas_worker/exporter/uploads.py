@@ -258,7 +258,7 @@ async def ask(bus: Bus, wanted: AdapterRequest) -> AdapterPart:
     answer = asyncio.get_running_loop().create_future()
 
     async def receive(request: Request) -> None:
-        if not request.data:  # so NATS answers while nobody listens
+        if not request.data:  # NATS sends an empty reply if no orchestrator listens
             return
         try:
             part = decode_as(AdapterPart, request.data)

@@ -1,4 +1,4 @@
-"""What is wrong with a job: warnings about its numbers, each in a sentence with what to do, and reasons to fail it. Pure.
+"""Warnings about a job's numbers, each a sentence with what to do, and the reasons for which a job fails. No I/O and no clock.
 
 A warning never stops a job. It says that the numbers of the job may not mean what they seem to mean.
 

@@ -1,4 +1,4 @@
-"""Which waiting jobs are admitted now, in which order: by the tenants' shares of the pools and what they used before. Pure.
+"""The order in which waiting jobs are admitted: by the tenants' shares of the pools and their past use. No I/O and no clock.
 
 Tenants are served by their share after admission, then by past use over weight, then by the age of their next job.
 Within a tenant, jobs go by priority, then age; `priority` never moves another tenant's job.

@@ -41,7 +41,7 @@ class AgentFault:
     reason: str
     """Reason of the event that reports it, for example `TrainingFailed`."""
     text: str
-    """What happened and what to do, for the event and the report."""
+    """Sentences for people, in the event and the report: the error, and what the job's owner can do."""
 
     @property
     def is_the_jobs(self) -> bool:
