@@ -25,8 +25,7 @@ from marlaas_api.messages import ChatMessage, GroupReady, StopReason, ToolCallMe
 from marlaas_worker.rollout.engine import Completion
 from marlaas_worker.rollout.templates import rewritten
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
-from marlaas_worker.sandbox.child_messages import TurnMessage
-from marlaas_worker.sandbox.session import TurnLedger
+from marlaas_worker.sandbox.ledger import TurnLedger, TurnMessage
 from marlaas_worker.sandbox.turns import TurnClient, TurnTimeouts
 from marlaas_worker.trainer.trajectories import Expectation, read_group
 from marlaas_worker.trainer.weighing import segments_of

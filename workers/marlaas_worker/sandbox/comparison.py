@@ -9,8 +9,8 @@ from typing import Any
 from marlaas_api.messages import Episode, FaultClass, TaskMessage
 from marlaas_worker.sandbox.attempt import AttemptDependencies, unplayed
 from marlaas_worker.sandbox.channel import BadFrame
-from marlaas_worker.sandbox.child_messages import ComparedMessage
 from marlaas_worker.sandbox.faults import Fault, bounded
+from marlaas_worker.sandbox.ledger import ComparedMessage
 from marlaas_worker.sandbox.server import BrokenEnvironment, ForkServerLost
 from marlaas_worker.sandbox.session import compared
 

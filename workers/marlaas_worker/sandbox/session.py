@@ -25,19 +25,20 @@ from marlaas_api.messages import (
 )
 from marlaas_api.names import SCORES, Split, derive_seed
 from marlaas_worker.sandbox.channel import BadFrame, encode_frame, read_frame
-from marlaas_worker.sandbox.child_messages import (
+from marlaas_worker.sandbox.faults import Fault, fault_of_exit
+from marlaas_worker.sandbox.ledger import (
     CHILD_MESSAGES,
     AgentsMessage,
+    BadChildMessage,
     ChildMessage,
     ComparedMessage,
     FaultMessage,
     ScoreMessage,
     ToolMessage,
+    TurnLedger,
     TurnMessage,
     UnscoredMessage,
 )
-from marlaas_worker.sandbox.faults import Fault, fault_of_exit
-from marlaas_worker.sandbox.ledger import BadChildMessage, TurnLedger
 from marlaas_worker.sandbox.server import Child, Ended
 from marlaas_worker.sandbox.turns import (
     LEASE_S,
