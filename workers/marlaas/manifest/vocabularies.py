@@ -1,6 +1,6 @@
 """Check that the teacher of a distillation reads token ids as its students do, for pools whose models are on this machine.
 
-The engine checks the same again, before it scores (`marlaas_worker.rollout.turn_record`).
+The engine checks the same again, before it scores (`marlaas_worker.rollout.scoring`).
 """
 
 from collections.abc import Iterator, Mapping

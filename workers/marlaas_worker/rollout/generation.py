@@ -30,17 +30,18 @@ from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Samplin
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
 from marlaas_worker.rollout.replies import ReadReply, read, stops_of
 from marlaas_worker.rollout.request_limiter import Place, account_of
+from marlaas_worker.rollout.scoring import require_vocabulary, score_record, segments
 from marlaas_worker.rollout.served_jobs import MAX_ENGINE_FAILURES, EngineFailures, Failures, ServedJob, ServedJobs
 from marlaas_worker.rollout.supervised_engine import Computed, SupervisedEngine
 from marlaas_worker.rollout.templates import EndingTokenizer, Tokenizers
-from marlaas_worker.rollout.turn_log import TurnLog, add_history, knows_parent, require_same
-from marlaas_worker.rollout.turn_record import (
+from marlaas_worker.rollout.turn_log import (
     Drawn,
     Order,
+    TurnLog,
+    add_history,
     demonstrated_record,
-    require_vocabulary,
-    score_record,
-    segments,
+    knows_parent,
+    require_same,
     turn_record,
 )
 from marlaas_worker.rollout.versions import Versions

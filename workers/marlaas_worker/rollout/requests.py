@@ -26,8 +26,8 @@ from marlaas_worker.role import RoleContext, wait_for
 from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate, num_characters
 from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.policies import NotAdmitted
+from marlaas_worker.rollout.scoring import OtherVocabulary
 from marlaas_worker.rollout.served_jobs import EngineKilled, ServedJobs
-from marlaas_worker.rollout.turn_record import OtherVocabulary
 
 HEARTBEAT_S = 1.0
 MAX_DEADLINE_S = 3600.0
