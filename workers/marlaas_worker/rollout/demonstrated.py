@@ -20,7 +20,7 @@ from marlaas_worker.rollout.conversation import (
     require_shown,
 )
 from marlaas_worker.rollout.engine import Completion
-from marlaas_worker.rollout.templates import EndingTokenizer
+from marlaas_worker.rollout.replies import EndingTokenizer
 
 _OTHERWISE = (
     "the chat template writes a demonstrated reply in another way than it prompts for one, so its tokens are not those that the policy would "

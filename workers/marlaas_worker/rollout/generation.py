@@ -2,10 +2,12 @@
 
 Everything that affects tokens, gradients or usage is read from the job's document, the pin and the turns
 stream, never from the request. Replies, duplicates and deadlines are handled in `requests`.
+
+Prompts are tokenized, and replies parsed, with the tokenizer of the job's chat template (`Tokenizers`).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,13 +15,16 @@ from itertools import count
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from marlaas_api.messages import ChatMessage, GenerateRequest, JobAgent, StopReason, Turn
+from marlaas_api.errors import InvalidInput
+from marlaas_api.messages import ChatMessage, GenerateRequest, JobAgent, JobDocument, StopReason, Turn
+from marlaas_api.messages.job_spec import ChatTemplateSettings
 from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
 from marlaas_worker.rollout.agent_versions import Slot
 from marlaas_worker.rollout.conversation import (
     BadAppend,
+    NoChatTemplate,
     Prompt,
     conclude,
     extend,
@@ -28,12 +33,11 @@ from marlaas_worker.rollout.conversation import (
 from marlaas_worker.rollout.demonstrated import demonstrated
 from marlaas_worker.rollout.engine import Began, Completion, EngineDown, Sampling
 from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refreshes
-from marlaas_worker.rollout.replies import ReadReply, read, stops_of
+from marlaas_worker.rollout.replies import EndingTokenizer, ReadReply, read, stops_of
 from marlaas_worker.rollout.request_limiter import Place, account_of
 from marlaas_worker.rollout.scoring import require_vocabulary, score_record, segments
 from marlaas_worker.rollout.served_jobs import MAX_ENGINE_FAILURES, EngineFailures, Failures, ServedJob, ServedJobs
 from marlaas_worker.rollout.supervised_engine import Computed, SupervisedEngine
-from marlaas_worker.rollout.templates import EndingTokenizer, Tokenizers
 from marlaas_worker.rollout.turn_log import (
     Drawn,
     Order,
@@ -51,6 +55,7 @@ _LONG_REPLY = 2048
 """Longer texts, in characters, are tokenized in a thread; longer replies, in tokens, are parsed in one."""
 T = TypeVar("T")
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
+_POOLS_TEMPLATE = ChatTemplateSettings()
 
 
 @dataclass(slots=True)
@@ -82,6 +87,46 @@ class RequestStage:
 
     def __str__(self) -> str:
         return self.doing if self.why is None else f"{self.doing} ({self.why()})"
+
+
+class Tokenizers:
+    """Tokenizers by chat template. All have the same vocabulary. A tokenizer is dropped when no job uses its template.
+
+    pool: the tokenizer with the pool's template.
+    """
+
+    def __init__(self, pool: EndingTokenizer) -> None:
+        self.pool = pool
+        self._made: dict[ChatTemplateSettings, EndingTokenizer] = {}
+
+    def __len__(self) -> int:
+        return 1 + len(self._made)
+
+    async def of(self, document: JobDocument) -> EndingTokenizer:
+        """Return the tokenizer with a job's chat template; make it if there is none. Raises NoChatTemplate if the template is missing or refused."""
+        settings = document.spec.rollout.chat_template
+        if settings == _POOLS_TEMPLATE:
+            return self.pool
+        if (known := self._made.get(settings)) is not None:
+            return known
+        try:
+            made = await asyncio.to_thread(self.pool.for_job, settings)
+        except InvalidInput as error:
+            raise NoChatTemplate(f"chatTemplate: {error}") from error
+        return self._made.setdefault(settings, made)
+
+    async def vocabulary(self) -> str:
+        """Return the digest of the vocabulary that all these tokenizers share (`EndingTokenizer.vocabulary`)."""
+        return await asyncio.to_thread(lambda: self.pool.vocabulary)
+
+    def further_ends(self, tokenizer: EndingTokenizer) -> frozenset[int]:
+        """Return the end tokens of a job's tokenizer that the pool's lacks. Requests must name them: the engine does not know them."""
+        return tokenizer.end_ids - self.pool.end_ids
+
+    def keep(self, documents: Iterable[JobDocument]) -> None:
+        """Drop the tokenizers that none of these jobs uses."""
+        used: Collection[ChatTemplateSettings] = {one.spec.rollout.chat_template for one in documents}
+        self._made = {settings: one for settings, one in self._made.items() if settings in used}
 
 
 @dataclass(slots=True, kw_only=True)

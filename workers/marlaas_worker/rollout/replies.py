@@ -12,8 +12,8 @@ from itertools import takewhile
 from typing import Protocol
 
 from marlaas.models.families import THINK, THINK_END
-from marlaas_api.messages import GenerateRequest, ReplyPartsMessage, StopReason
-from marlaas_api.messages.job_spec import SamplingSettings
+from marlaas_api.messages import ChatMessage, GenerateRequest, ReplyPartsMessage, StopReason
+from marlaas_api.messages.job_spec import ChatTemplateSettings, SamplingSettings
 from marlaas_worker.rollout.conversation import Draft, Prompt, Tokenizer, read_reply
 
 _MARGIN = 8
@@ -37,6 +37,32 @@ class ReadingTokenizer(Tokenizer, WritingTokenizer, Protocol):
 
     def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
         """Parse a reply's ids, without the end token (`renderer.Renderer.parts`)."""
+        ...
+
+
+class EndingTokenizer(ReadingTokenizer, Protocol):
+    """Tokenizer interface of the rollout role. Implemented by `tokenizer.PretrainedTokenizer`.
+
+    end_ids: ids of the tokens that end a reply.
+    """
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def vocabulary(self) -> str:
+        """Digest of all tokens and their ids. If two tokenizers have the same digest, an id means the same text in both."""
+        ...
+
+    def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
+        """Render a conversation that ends with a complete assistant's message. tools: JSON texts of functions. Raises BadAppend."""
+        ...
+
+    def for_job(self, template: ChatTemplateSettings) -> "EndingTokenizer":
+        """Return a copy of this tokenizer with a job's chat template in place of the pool's. Raises InvalidInput.
+
+        template: the job's settings. If they choose no template, the pool's stays. Their variables (`kwargs`) are merged over the pool's.
+        """
         ...
 
 

@@ -20,16 +20,17 @@ from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.conversation import NoChatTemplate
 from marlaas_worker.rollout.engine import Engine
 from marlaas_worker.rollout.engine_progress import EngineCounts
-from marlaas_worker.rollout.generation import Generation
+from marlaas_worker.rollout.generation import Generation, Tokenizers
 from marlaas_worker.rollout.policies import Pins, Policies, strict
 from marlaas_worker.rollout.reception import Reception
 from marlaas_worker.rollout.reload_pace import ReloadPace
+from marlaas_worker.rollout.replies import EndingTokenizer
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import Calibrations, EngineSelfTest
 from marlaas_worker.rollout.served_jobs import EngineFailures, ServedJobs
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
-from marlaas_worker.rollout.templates import EndingTokenizer, Tokenizers, warnings
+from marlaas_worker.rollout.templates import warnings
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.turn_log import TurnLog
 from marlaas_worker.rollout.versions import Versions

@@ -1,19 +1,15 @@
-"""The chat templates of a replica's jobs: one tokenizer for each, and warnings about templates that rewrite earlier turns or write no header.
+"""Warnings about chat templates that rewrite earlier turns or write no header.
 
 Each turn after a rewrite opens a new segment, which costs a prefill and training time. The warning is for people:
 tokens are correct without it, because `conversation` checks every turn. The check tries a few typical replies, so it
 may miss a template that rewrites earlier turns after other replies.
 """
 
-import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
-from marlaas_api.errors import InvalidInput
-from marlaas_api.messages import ChatMessage, JobDocument, StopReason
-from marlaas_api.messages.job_spec import ChatTemplateSettings
-from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate, conclude, extend, read_reply
-from marlaas_worker.rollout.replies import ReadingTokenizer
+from marlaas_api.messages import ChatMessage, StopReason
+from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply
+from marlaas_worker.rollout.replies import EndingTokenizer
 
 REASON = "TemplateRewritesPast"
 NO_PROMPT = "TemplateLacksGenerationPrompt"
@@ -28,33 +24,6 @@ _REWRITES = (
     "whole prompt again"
 )
 _USER = (ChatMessage(role="user", content="two and two?"),)
-_NONE = ChatTemplateSettings()
-
-
-class EndingTokenizer(ReadingTokenizer, Protocol):
-    """Tokenizer interface of the rollout role. Implemented by `tokenizer.PretrainedTokenizer`.
-
-    end_ids: ids of the tokens that end a reply.
-    """
-
-    @property
-    def end_ids(self) -> frozenset[int]: ...
-
-    @property
-    def vocabulary(self) -> str:
-        """Digest of all tokens and their ids. If two tokenizers have the same digest, an id means the same text in both."""
-        ...
-
-    def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """Render a conversation that ends with a complete assistant's message. tools: JSON texts of functions. Raises BadAppend."""
-        ...
-
-    def for_job(self, template: ChatTemplateSettings) -> "EndingTokenizer":
-        """Return a copy of this tokenizer with a job's chat template in place of the pool's. Raises InvalidInput.
-
-        template: the job's settings. If they choose no template, the pool's stays. Their variables (`kwargs`) are merged over the pool's.
-        """
-        ...
 
 
 def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
@@ -91,43 +60,3 @@ def _rewrites(tokenizer: EndingTokenizer, text: str, end: int) -> bool:
         output = [*tokenizer.encode(text.removeprefix(prompt.draft.opening)), end]
         conversation = conclude(prompt, read_reply(tokenizer, output, StopReason.STOP), output, StopReason.STOP)
     return extend(tokenizer, conversation, _USER).draft.opens_segment
-
-
-class Tokenizers:
-    """Tokenizers by chat template. All have the same vocabulary. A tokenizer is dropped when no job uses its template.
-
-    pool: the tokenizer with the pool's template.
-    """
-
-    def __init__(self, pool: EndingTokenizer) -> None:
-        self.pool = pool
-        self._made: dict[ChatTemplateSettings, EndingTokenizer] = {}
-
-    def __len__(self) -> int:
-        return 1 + len(self._made)
-
-    async def of(self, document: JobDocument) -> EndingTokenizer:
-        """Return the tokenizer with a job's chat template; make it if there is none. Raises NoChatTemplate if the template is missing or refused."""
-        settings = document.spec.rollout.chat_template
-        if settings == _NONE:
-            return self.pool
-        if (known := self._made.get(settings)) is not None:
-            return known
-        try:
-            made = await asyncio.to_thread(self.pool.for_job, settings)
-        except InvalidInput as error:
-            raise NoChatTemplate(f"chatTemplate: {error}") from error
-        return self._made.setdefault(settings, made)
-
-    async def vocabulary(self) -> str:
-        """Return the digest of the vocabulary that all these tokenizers share (`EndingTokenizer.vocabulary`)."""
-        return await asyncio.to_thread(lambda: self.pool.vocabulary)
-
-    def further_ends(self, tokenizer: EndingTokenizer) -> frozenset[int]:
-        """Return the end tokens of a job's tokenizer that the pool's lacks. Requests must name them: the engine does not know them."""
-        return tokenizer.end_ids - self.pool.end_ids
-
-    def keep(self, documents: Iterable[JobDocument]) -> None:
-        """Drop the tokenizers that none of these jobs uses."""
-        used: Collection[ChatTemplateSettings] = {one.spec.rollout.chat_template for one in documents}
-        self._made = {settings: one for settings, one in self._made.items() if settings in used}

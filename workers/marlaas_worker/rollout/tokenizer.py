@@ -43,7 +43,7 @@ class TokenizerUnreadable(InvalidInput):
 
 
 class PretrainedTokenizer:
-    """Tokenizer and chat template of a Hugging Face folder. Implements `conversation.Tokenizer` and `templates.EndingTokenizer`.
+    """Tokenizer and chat template of a Hugging Face folder. Implements `conversation.Tokenizer` and `replies.EndingTokenizer`.
 
     Attributes:
         frame: the text that the chat template writes around a reply.
@@ -91,7 +91,7 @@ class PretrainedTokenizer:
         return own
 
     def for_job(self, template: ChatTemplateSettings) -> "PretrainedTokenizer":
-        """Return a copy of this tokenizer with a job's chat template in place of the pool's (`templates.EndingTokenizer.for_job`).
+        """Return a copy of this tokenizer with a job's chat template in place of the pool's (`replies.EndingTokenizer.for_job`).
 
         Raises TemplateUnusable, TemplateRefused.
         """
@@ -118,7 +118,7 @@ class PretrainedTokenizer:
         return self._checked(messages, tools, self._rendered)
 
     def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
-        """Render messages that end with a complete reply (`templates.EndingTokenizer.whole`). Raises BadAppend with the template's error text."""
+        """Render messages that end with a complete reply (`replies.EndingTokenizer.whole`). Raises BadAppend with the template's error text."""
         return self._checked(messages, tools, self._wholly_rendered)
 
     def _checked(self, messages: Sequence[ChatMessage], tools: Sequence[str], render: _Render) -> str:
@@ -169,7 +169,7 @@ class PretrainedTokenizer:
 
     @cached_property
     def vocabulary(self) -> str:
-        """Digest of all tokens and their ids (`templates.EndingTokenizer.vocabulary`)."""
+        """Digest of all tokens and their ids (`replies.EndingTokenizer.vocabulary`)."""
         return vocabulary_digest(self._tokenizer.get_vocab())
 
     @cached_property

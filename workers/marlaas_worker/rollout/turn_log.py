@@ -25,10 +25,9 @@ from marlaas_worker.rollout.conversation import Conversation, Prompt, Tokenizer,
 from marlaas_worker.rollout.demonstrated import Demonstration
 from marlaas_worker.rollout.engine import Completion, EngineLimits
 from marlaas_worker.rollout.policies import RequestRefused
-from marlaas_worker.rollout.replies import ReadReply
+from marlaas_worker.rollout.replies import EndingTokenizer, ReadReply
 from marlaas_worker.rollout.request_limiter import Account, account_of
 from marlaas_worker.rollout.served_jobs import History, ServedJob
-from marlaas_worker.rollout.templates import EndingTokenizer
 
 COPIED = {"namespace", "job", "uid", "agent", "group", "member", "episode", "turn", "parent"}
 """Fields of a request that its record repeats."""
