@@ -15,7 +15,6 @@ from marlaas_api.blobs import BlobRefused
 from marlaas_api.bus import BusRefused
 from marlaas_api.errors import Permanent, Retryable
 from marlaas_api.names import AgentRef, JobRef
-from marlaas_worker.rollout.agent_versions import FIRST_WAIT_S, LONGEST_WAIT_S, VersionState, failed_load
 from marlaas_worker.rollout.request_limiter import (
     BLOCK_TOKENS,
     OPEN_S,
@@ -24,16 +23,16 @@ from marlaas_worker.rollout.request_limiter import (
     Place,
     RequestLimiter,
 )
-from marlaas_worker.rollout.served_jobs import (
-    GONE_S,
+from marlaas_worker.rollout.served_jobs import GONE_S, Failures, RecentOutputs, ServedJobs
+from marlaas_worker.rollout.slots import ProvenVersions, VersionState
+from marlaas_worker.rollout.supervised_engine import (
     MAX_ENGINE_FAILURES,
+    DecodeTime,
     EngineFailures,
-    Failures,
-    RecentOutputs,
-    ServedJobs,
+    EngineMeter,
+    recent_tokens,
 )
-from marlaas_worker.rollout.slots import ProvenVersions
-from marlaas_worker.rollout.supervised_engine import DecodeTime, EngineMeter, recent_tokens
+from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, failed_load
 
 
 def account(job, tenant="team-a", weight=1.0):

@@ -11,10 +11,9 @@ from tests.harness import a_manifest, job_document
 from marlaas_api.blobs import BlobRef, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
 from marlaas_worker.rollout.adapter_cache import AdapterCache
-from marlaas_worker.rollout.agent_versions import VersionState
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
 from marlaas_worker.rollout.served_jobs import BoundedCache, CacheBound, ServedJobs
-from marlaas_worker.rollout.slots import ProvenVersions
+from marlaas_worker.rollout.slots import ProvenVersions, VersionState
 
 NOWHERE = Path("nowhere")
 

@@ -21,7 +21,6 @@ from marlaas_api.messages.job_spec import ChatTemplateSettings
 from marlaas_api.names import AdapterRef, request_id, sampling_seed
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.role import RoleContext
-from marlaas_worker.rollout.agent_versions import Slot
 from marlaas_worker.rollout.conversation import (
     BadAppend,
     NoChatTemplate,
@@ -36,8 +35,9 @@ from marlaas_worker.rollout.policies import Pins, Policies, past_caller, refresh
 from marlaas_worker.rollout.replies import EndingTokenizer, ReadReply, read, stops_of
 from marlaas_worker.rollout.request_limiter import Place, account_of
 from marlaas_worker.rollout.scoring import require_vocabulary, score_record, segments
-from marlaas_worker.rollout.served_jobs import MAX_ENGINE_FAILURES, EngineFailures, Failures, ServedJob, ServedJobs
-from marlaas_worker.rollout.supervised_engine import Computed, SupervisedEngine
+from marlaas_worker.rollout.served_jobs import Failures, ServedJob, ServedJobs
+from marlaas_worker.rollout.slots import Slot
+from marlaas_worker.rollout.supervised_engine import MAX_ENGINE_FAILURES, Computed, EngineFailures, SupervisedEngine
 from marlaas_worker.rollout.turn_log import (
     Drawn,
     Order,

@@ -40,7 +40,7 @@ class Urgency(IntEnum):
     """Reason for a load, the most urgent first.
 
     WAITING: requests wait for the version. SUCCESSOR: no request waits, but the agent had requests in the last 60 s
-    (`agent_versions.IN_USE_S`), and this is the first load of its newest version; only idle versions are evicted for it. PREFETCH: any
+    (`versions.IN_USE_S`), and this is the first load of its newest version; only idle versions are evicted for it. PREFETCH: any
     other load of an agent's newest version; only idle versions that are not current (`Resident.is_current`) are evicted for it.
     """
 

@@ -27,7 +27,8 @@ from marlaas_worker.rollout.conversation import BadAppend, NoChatTemplate, num_c
 from marlaas_worker.rollout.generation import RequestStage
 from marlaas_worker.rollout.policies import NotAdmitted
 from marlaas_worker.rollout.scoring import OtherVocabulary
-from marlaas_worker.rollout.served_jobs import EngineKilled, ServedJobs
+from marlaas_worker.rollout.served_jobs import ServedJobs
+from marlaas_worker.rollout.supervised_engine import EngineKilled
 
 HEARTBEAT_S = 1.0
 MAX_DEADLINE_S = 3600.0

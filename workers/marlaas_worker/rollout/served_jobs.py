@@ -1,33 +1,34 @@
-"""State of the jobs that a replica serves: one object per job, dropped as a whole. No I/O; the caller passes the clock, in seconds.
+"""State of the jobs that a replica serves, with their agents: one object per job, dropped as a whole. No I/O.
 
-A job's caches hold values that can be read again from the bus or the blob store, or are not needed for long. Caches of one kind share a
-bound in bytes over all jobs. The engine's failures are counted by prompt; a prompt that has ended the engine three times is refused.
+The caller passes the clock, in seconds. A job's caches hold values that can be read again from the bus or the blob store, or are not needed for long. Caches of one kind share a
+bound in bytes over all jobs.
 """
 
-import hashlib
+import math
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AgentRef, JobRef
-from marlaas_worker.rollout.agent_versions import ServedAgent
 from marlaas_worker.rollout.conversation import Conversation
+
+if TYPE_CHECKING:  # `slots` imports this module.
+    from marlaas_worker.rollout.slots import Version
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 GONE_S = 60.0
 """Seconds for which a job's totals are reported after its document is gone, so that the orchestrator reads the last ones."""
-MAX_ENGINE_FAILURES = 3
 RECENT = 64
 """Number of a job's last outputs from which the length of its next ones is estimated."""
-_ENTRY_BYTES = 1024
+CALLED_S = 60.0
+"""Seconds after its last request for which a past version counts as one that may be requested again (`ServedAgent.call`).
+
+Longer than nearly all tool calls.
+"""
 
 
 class CacheBound:
@@ -188,6 +189,88 @@ class CacheBounds:
     failures: CacheBound = field(default_factory=lambda: CacheBound(4 << 20))
 
 
+@dataclass(slots=True, eq=False)
+class ServedAgent:
+    """An agent in this replica: its versions, and when its requests used them.
+
+    Attributes:
+        ref: identity of the agent.
+        newest: its newest committed version; None while it is not served.
+        is_strict: whether its job is strict.
+        is_placed_here: whether this replica serves its requests; if not, its versions are loaded on request only.
+        tenant: tenant of its last request; empty before the first.
+        used_at: when one of its requests last began or ended; -infinity before the first.
+        proven: numbers of the versions that were proven in this incarnation of the engine.
+        used: numbers of the versions that requests have run on in this incarnation of the engine.
+        called_at: time of the last request for each past version that may be requested again (`call`), by caller and version.
+        ended_slot_s: total seconds of slots that were charged to the agent, without those that a slot still counts (`Slot.charged_s`).
+        versions: by number; those without a slot, waiting requests, a failure or an unload are dropped in `serve`.
+    """
+
+    ref: AgentRef
+    newest: int | None = None
+    is_strict: bool = False
+    is_placed_here: bool = True
+    tenant: str = ""
+    used_at: float = -math.inf
+    proven: set[int] = field(default_factory=set)
+    used: set[int] = field(default_factory=set)
+    called_at: dict[str, dict[int, float]] = field(default_factory=dict)
+    ended_slot_s: float = 0.0
+    versions: "dict[int, Version]" = field(default_factory=dict)
+
+    def serve(self, newest: int | None) -> None:
+        """Set its newest committed version, and drop the objects of versions that are not needed any more (`Version.is_needed`).
+
+        newest: None if the agent is not served any more; its tenant, uses, calls and proven versions are then reset.
+        """
+        self.newest = newest
+        self.versions = {number: one for number, one in self.versions.items() if one.is_needed}
+        if newest is None:
+            self.tenant = ""
+            self.used_at = -math.inf
+            self.called_at = {}
+            self.restart()
+
+    def record_use(self, at: float) -> None:
+        """Record that a request ran at this time. Ignored if the agent is not served any more."""
+        if self.newest is not None:
+            self.used_at = max(self.used_at, at)
+
+    def restart(self) -> None:
+        """Forget which of its versions were proven, and which have served requests."""
+        self.proven = set()
+        self.used = set()
+
+    def slot_s(self, now: float) -> float:
+        """Return the seconds for which its versions had slots while its job was served."""
+        return self.ended_slot_s + sum(
+            one.slot.charged_s(now) for one in self.versions.values() if one.slot is not None
+        )
+
+    def call(self, version: int, caller: str, num_open: int, now: float) -> None:
+        """Record a request for a version that an open step or evaluation may request ("call") again although newer ones were committed.
+
+        These are the versions of an agent that plays past versions, one for each open step, and the version of an evaluation. The end
+        of a step or evaluation is not reported to this role. So a call is dropped after `num_open` later versions of the same caller,
+        and counts for `CALLED_S` only.
+
+        Args:
+            version: number of the requested version.
+            caller: name of the agent that plays past versions, or `(evaluation)` (`policies.past_caller`).
+            num_open: most versions that the caller calls at a time.
+        """
+        called_at = self.called_at.setdefault(caller, {})
+        called_at.pop(version, None)
+        called_at[version] = now
+        while len(called_at) > num_open:
+            del called_at[next(iter(called_at))]
+
+    def may_call(self, version: int, now: float) -> bool:
+        """Return whether an open step or evaluation may call a past version again."""
+        return any(now - called_at.get(version, -math.inf) < CALLED_S for called_at in self.called_at.values())
+
+
 class ServedJob:
     """State of a job on this replica: its use of the engine, its agents, and its caches.
 
@@ -286,74 +369,3 @@ class ServedJobs:
             del self._jobs[job.ref]
             job.clear_caches()
         return gone
-
-
-class EngineKilled(Permanent):
-    """The engine failed each time that it ran a prompt. Another try would end it for all tenants again.
-
-    is_sure: whether the engine has generated for other requests since the first failure, so that the prompt must be the cause.
-    """
-
-    def __init__(self, text: str, *, is_sure: bool) -> None:
-        super().__init__(text)
-        self.is_sure = is_sure
-
-
-@dataclass(slots=True)
-class EngineFailures:
-    """Counts the failures of this replica's engine by job and prompt (`ServedJob.failures`).
-
-    By prompt, because the members of a group have the same one, and so has another attempt at an episode. If several requests with a
-    prompt run when the engine fails, that counts as one failure. The failures with a prompt are forgotten once the engine has generated
-    a reply to it. A request also counts its own failures, because the tokens that were sampled for it may be the cause.
-    """
-
-    _num_generated: int = 0
-
-    def of(self, job: ServedJob, prompt_ids: NDArray[np.int32], own: Failures) -> Failures:
-        """Return the failures of the engine with a job's prompt, or those of one request, if they are more. own: of the request alone."""
-        shared = job.failures.get(_key(prompt_ids)) if len(job.failures) else None
-        return own if shared is None or shared.number < own.number else shared
-
-    def note(
-        self, job: ServedJob, prompt_ids: NDArray[np.int32], known: Failures, own: Failures, text: str
-    ) -> Failures:
-        """Record a failure of the engine while it ran a request, and return the request's own failures.
-
-        known: the result of `of` when the request was given to the engine. own: the request's own before this one. text: the error.
-        """
-        key = _key(prompt_ids)
-        shared = self._more(known, text)
-        found = job.failures.get(key)
-        if found is None or found.number < shared.number:
-            job.failures.put(key, shared, _ENTRY_BYTES)
-        return self._more(own, text)
-
-    def _more(self, before: Failures, text: str) -> Failures:
-        return Failures(before.number + 1, before.since if before.number else self._num_generated, text)
-
-    def generated(self, job: ServedJob, prompt_ids: NDArray[np.int32]) -> None:
-        """Record that the engine has generated a reply to a prompt, and forget the failures with this prompt."""
-        self._num_generated += 1
-        if len(job.failures):
-            job.failures.drop(_key(prompt_ids))
-
-    def verdict(self, job: ServedJob, prompt_ids: NDArray[np.int32], found: Failures, turn: str) -> EngineKilled:
-        """Return the error of a request whose prompt is not run again.
-
-        If the engine has generated nothing else since the first failure, the failures may have another cause than the prompt. The next
-        request with the prompt, such as that of another attempt at the episode, is then run once, alone in the engine.
-
-        found: the failures with the prompt, from `of`. turn: name of the request's turn, for the error's text.
-        """
-        is_sure = self._num_generated > found.since
-        if not is_sure:
-            once = replace(found, number=MAX_ENGINE_FAILURES - 1)
-            job.failures.put(_key(prompt_ids), once, _ENTRY_BYTES)
-        text = f"the engine failed {found.number} times while it ran the prompt of turn {turn}; last: {found.last}"
-        advice = "change the prompt, or ask the platform team, who finds the cause in the log of the rollout role"
-        return EngineKilled(f"{text}; {advice}" if is_sure else text, is_sure=is_sure)
-
-
-def _key(prompt_ids: NDArray[np.int32]) -> bytes:
-    return hashlib.sha256(prompt_ids.tobytes()).digest()

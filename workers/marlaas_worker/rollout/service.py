@@ -28,8 +28,8 @@ from marlaas_worker.rollout.replies import EndingTokenizer
 from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import Calibrations, EngineSelfTest
-from marlaas_worker.rollout.served_jobs import EngineFailures, ServedJobs
-from marlaas_worker.rollout.supervised_engine import SupervisedEngine
+from marlaas_worker.rollout.served_jobs import ServedJobs
+from marlaas_worker.rollout.supervised_engine import EngineFailures, SupervisedEngine
 from marlaas_worker.rollout.templates import warnings
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.turn_log import TurnLog

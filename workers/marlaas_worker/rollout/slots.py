@@ -1,5 +1,6 @@
 """The engine's slots as the rollout role records them, and the requests that run on a version or wait for one. No engine and no I/O.
 
+Each version of an agent's adapter is one object (`Version`), whose caller passes the clock, in seconds.
 A request waits for its version here (`ProvenVersions.queue`), and holds it while it runs (`ProvenVersions.hold`). `paging`
 decides which versions are loaded and evicted, and `versions` carries that out.
 
@@ -11,14 +12,192 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
+from marlaas_api.errors import Permanent
 from marlaas_api.messages import Manifest
 from marlaas_api.names import AdapterRef, AgentRef
-from marlaas_worker.rollout.agent_versions import ServedAgent, Slot, Version, VersionState, Waiting
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed
 from marlaas_worker.rollout.paging import Wait
-from marlaas_worker.rollout.served_jobs import ServedJobs
+from marlaas_worker.rollout.served_jobs import ServedAgent, ServedJobs
+
+
+class VersionRefused(Permanent):
+    """A version that failed its proof or that the engine refused; it is never served."""
+
+
+class VersionState(StrEnum):
+    """State of a version in one incarnation of the engine. From LOADING to REVOKED it has a slot.
+
+    WANTED: it has no slot, or not yet. LOADING: it is being loaded and proven. PROVEN: it serves requests. YIELDING: it takes no new
+    requests for now; those that wait for a place in the engine still run on it. REVOKED: those do not run on it either. UNLOADING: it is
+    being removed from the engine; another version may already be planned for its slot. FAILED: its last load failed, and will be tried
+    again. REFUSED: it is never served.
+    """
+
+    WANTED = "wanted"
+    LOADING = "loading"
+    PROVEN = "proven"
+    YIELDING = "yielding"
+    REVOKED = "revoked"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLoad:
+    """The last failed load of a version.
+
+    error: of this load. attempts: failed loads in a row. retry_at: when the next attempt is due; None: no other in this
+    incarnation of the engine.
+    """
+
+    error: Exception
+    attempts: int
+    retry_at: float | None
+
+    def may_try(self, now: float) -> bool:
+        """Return whether an attempt is due."""
+        return self.retry_at is not None and self.retry_at <= now
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """The slot of a version, from the beginning of its load until the slot is free. Each load has its own object.
+
+    A request keeps the object. So if it ends after an engine restart, it does not change the numbers of a later load of the version.
+
+    Attributes:
+        loaded: the adapter as the engine knows it.
+        loaded_at: when its load began.
+        used_at: when a request last began or ended on it, or ended its wait for a place in the engine; `loaded_at` before the first.
+        charged_from: since when the slot's seconds are charged to the agent; None while they are not, because its job is not served.
+        manifest: of the version; None until it is proven.
+        num_running: its requests in the engine.
+        num_queued: its requests that wait for a place in the engine.
+    """
+
+    loaded: LoadedAdapter
+    loaded_at: float
+    used_at: float
+    charged_from: float | None
+    manifest: Manifest | None = None
+    num_running: int = 0
+    num_queued: int = 0
+
+    def charged_s(self, now: float) -> float:
+        """Return the seconds since `charged_from`, which `ServedAgent.ended_slot_s` does not contain yet; 0 while nothing is charged."""
+        return 0.0 if self.charged_from is None else now - self.charged_from
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """All requests that wait for one version.
+
+    Attributes:
+        wait: the version's name, the first request's tenant and the begin of its wait, as input of `paging.plan_pages`.
+        num: number of the requests.
+        decided: set when the requests must check the version's state again.
+    """
+
+    wait: Wait
+    num: int = 0
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class Version:
+    """One version of an agent, in the current incarnation of the engine.
+
+    Attributes:
+        agent: the agent that it belongs to.
+        adapter: identity of the version.
+        state: whether it is loaded and may be used (`VersionState`).
+        slot: the engine slot that it takes; None if it has none.
+        waiting: the requests that wait for it; None without any.
+        failure: its last failed load since the last successful one; None if there is none.
+        unload: the task that removes it from the engine; None if no such task runs.
+    """
+
+    agent: ServedAgent
+    adapter: AdapterRef
+    state: VersionState = VersionState.WANTED
+    slot: Slot | None = None
+    waiting: Waiting | None = None
+    failure: FailedLoad | None = None
+    unload: "asyncio.Task[None] | None" = None
+
+    @property
+    def name(self) -> str:
+        """The name of its adapter in the engine."""
+        return self.adapter.engine_name
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it was loaded and proven, and still has its slot."""
+        return self.state in (VersionState.PROVEN, VersionState.YIELDING, VersionState.REVOKED)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it has a slot, waiting requests, a failed load or an unload in progress; otherwise its object is dropped."""
+        return not (self.slot is None and self.waiting is None and self.failure is None and self.unload is None)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is the newest version of an agent that this replica serves."""
+        return self.agent.newest == self.adapter.version and self.agent.is_placed_here
+
+    @property
+    def is_committed(self) -> bool:
+        """False if it is known not to be committed yet. A strict job's groups are pinned to a version before its commit."""
+        return self.agent.newest is None or self.adapter.version <= self.agent.newest
+
+    @property
+    def was_proven(self) -> bool:
+        """Whether it passed all checks in this incarnation of the engine, even if it was evicted since."""
+        return self.adapter.version in self.agent.proven
+
+    @property
+    def has_served(self) -> bool:
+        """Whether a request has run on it in this incarnation of the engine."""
+        return self.adapter.version in self.agent.used
+
+    def may_load(self, now: float) -> bool:
+        """Return whether a load may begin: none has failed, or its next attempt is due."""
+        return self.failure is None or self.failure.may_try(now)
+
+    def raise_refusal(self) -> None:
+        """Raise VersionRefused if it is refused."""
+        if self.state is VersionState.REFUSED and self.failure is not None:
+            raise VersionRefused(f"{self.name} is refused: {self.failure.error}") from self.failure.error
+
+    def wake(self) -> None:
+        """Wake the requests that wait for it, so that they check its state again."""
+        if self.waiting is not None:
+            self.waiting.decided.set()
+            self.waiting = None
+
+    def free_slot(self, now: float) -> None:
+        """Free its slot, if it has one, and add the slot's charged seconds to `ServedAgent.ended_slot_s`."""
+        if self.slot is not None:
+            self.agent.ended_slot_s += self.slot.charged_s(now)
+            self.slot = None
+
+    def restart(self, now: float) -> None:
+        """Reset its slot, state and failure, after an incarnation of the engine has stopped. Its waiting requests go on waiting."""
+        self.free_slot(now)
+        self.state = VersionState.WANTED
+        self.failure = None
+
+    def charge_slot(self, is_served: bool, now: float) -> None:
+        """Begin to charge the slot's seconds to the agent if its job is served; stop if it is not, although the version keeps its slot."""
+        if self.slot is None or is_served == (self.slot.charged_from is not None):
+            return
+        self.agent.ended_slot_s += self.slot.charged_s(now)
+        self.slot.charged_from = now if is_served else None
 
 
 class ProvenVersions:
@@ -70,7 +249,12 @@ class ProvenVersions:
 
     def version(self, adapter: AdapterRef) -> Version:
         """Return the `Version` object of an adapter version, created if there is none. The agent's job must be known to exist."""
-        return self.resident.get(adapter) or self._jobs.agent(adapter.agent_ref).version(adapter)
+        if (resident := self.resident.get(adapter)) is not None:
+            return resident
+        agent = self._jobs.agent(adapter.agent_ref)
+        if (found := agent.versions.get(adapter.version)) is None:
+            found = agent.versions[adapter.version] = Version(agent, adapter)
+        return found
 
     @asynccontextmanager
     async def queue(self, adapter: AdapterRef, tenant: str) -> AsyncIterator[None]:

@@ -8,19 +8,24 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection
 
+from marlaas_api.bus import BusRefused
+from marlaas_api.errors import Retryable
 from marlaas_api.names import AdapterRef, JobRef
 from marlaas_worker.reporter import EventEmitter
 from marlaas_worker.role import wait_for
 from marlaas_worker.rollout.adapter_cache import AdapterCache
-from marlaas_worker.rollout.agent_versions import Slot, Version, VersionState, failed_load
 from marlaas_worker.rollout.engine import EngineDown, LoadedAdapter, LoadFailed
-from marlaas_worker.rollout.paging import order_waits, plan_pages
+from marlaas_worker.rollout.paging import PageDemand, Resident, Urgency, order_waits, plan_pages
 from marlaas_worker.rollout.proof import load_proven
 from marlaas_worker.rollout.reload_pace import ReloadPace
 from marlaas_worker.rollout.served_jobs import ServedJobs
-from marlaas_worker.rollout.slots import ProvenVersions
+from marlaas_worker.rollout.slots import FailedLoad, ProvenVersions, Slot, Version, VersionState
 from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 10.0
+"""First and longest backoff after a failed load, in seconds."""
+IN_USE_S = 60.0
+"""Seconds for which an agent counts as in use after its last request."""
 _REVIEW_S = 60.0
 _MIN_REVIEW_S = 0.005
 _log = logging.getLogger(__name__)
@@ -120,8 +125,8 @@ class Versions:
                 one.agent.record_use(one.slot.used_at)
         plan = plan_pages(
             self.proven.num_slots,
-            [one.as_resident(one.slot, usage(one.agent.tenant), now) for one in residents.values() if one.slot],
-            [one.as_demand(usage(one.agent.tenant), now) for one in wanted.values() if one.slot is None],
+            [_as_resident(one, one.slot, usage(one.agent.tenant), now) for one in residents.values() if one.slot],
+            [_as_demand(one, usage(one.agent.tenant), now) for one in wanted.values() if one.slot is None],
             self.pace,
             now,
         )
@@ -253,6 +258,48 @@ class Versions:
         adapter = version.adapter
         text = f"version {adapter.version} of agent {adapter.agent} {text}"
         self._emitter.queue(adapter.job_ref, reason, text, once=once)
+
+
+def failed_load(before: FailedLoad | None, error: Exception, now: float) -> FailedLoad:
+    """Return the failure of a version's load. before: that of the attempt before this one; None if this was the first.
+
+    The load is retried, with exponential backoff up to LONGEST_WAIT_S, unless the error shows that the version itself is at fault.
+    It is not at fault if the bus refuses the credentials (they are renewed), or if this machine lacks files, memory or threads.
+    """
+    attempts = 1 if before is None else before.attempts + 1
+    may_succeed = isinstance(error, Retryable | BusRefused | OSError | MemoryError | RuntimeError)
+    wait_s = min(FIRST_WAIT_S * 2 ** min(attempts - 1, 10), LONGEST_WAIT_S)
+    return FailedLoad(error, attempts, now + wait_s if may_succeed else None)
+
+
+def _as_resident(version: Version, slot: Slot, usage: float, now: float) -> Resident:
+    """Describe the version, which has a slot, for `paging.plan_pages`.
+
+    slot: the version's. usage: its tenant's, in tokens / weight, as in `fair_queue`.
+    """
+    is_called = version.agent.may_call(version.adapter.version, now)
+    return Resident(
+        version.name,
+        slot.loaded_at,
+        slot.used_at,
+        slot.num_running,
+        slot.num_queued,
+        is_ready=version.is_ready,
+        is_current=version.is_current or is_called,
+        is_strict=version.agent.is_strict and not is_called,
+        usage=usage,
+        has_served=version.has_served,
+        is_yielding=version.state in (VersionState.YIELDING, VersionState.REVOKED),
+    )
+
+
+def _as_demand(version: Version, usage: float, now: float) -> PageDemand:
+    """Describe the version, which has no slot, for `paging.plan_pages`. usage: its tenant's, in tokens / weight, as in `fair_queue`."""
+    # Once only: versions that no request uses would otherwise take the slots from each other for ever.
+    is_successor = now - version.agent.used_at < IN_USE_S and not version.was_proven
+    urgency = Urgency.SUCCESSOR if is_successor else Urgency.PREFETCH
+    urgency = Urgency.WAITING if version.waiting is not None else urgency
+    return PageDemand(version.name, urgency, version.has_served, usage)
 
 
 def _clock() -> float:
