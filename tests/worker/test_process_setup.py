@@ -1,5 +1,7 @@
 """What the process of a role sets up: a home and a name, the same bits, and its libraries; and the init container that prepares the model."""
 
+import asyncio
+import gc
 import getpass
 import os
 import subprocess
@@ -17,7 +19,7 @@ from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import PoolDocument
 from marlaas_worker.prepare import main
-from marlaas_worker.process_setup import make_home
+from marlaas_worker.process_setup import heap_of_start, make_home
 
 # Imports first: the interpreter may lie where that user may not read.
 NAMELESS = data(__file__, "nameless")
@@ -77,6 +79,28 @@ def test_a_product_has_the_same_bits_wherever_its_matrices_lie_in_memory():
 
 HEAVY = {"aiohttp", "numpy", "torch", "transformers", "vllm"}
 FORK_SERVER = {"asyncio", "logging", "nats", "pydantic", "ssl"}
+
+
+def forked_collects():
+    if (child := os.fork()) == 0:
+        os._exit(gc.isenabled())
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+
+
+async def test_garbage_is_collected_once_the_role_is_ready_or_ends_and_before_that_in_the_processes_that_it_forks(
+    monkeypatch,
+):
+    ready, frozen = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(gc, "freeze", frozen.set)
+    async with heap_of_start(ready.is_set, check_s=0.0):
+        assert not gc.isenabled()
+        assert forked_collects()
+        ready.set()
+        await frozen.wait()
+        assert gc.isenabled()
+    async with heap_of_start(lambda: False):
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def imported(module):

@@ -27,7 +27,7 @@ from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_api.prctl import die_with_parent
 from marlaas_worker.metrics import Metrics
-from marlaas_worker.process_setup import ask_for_the_same_bits, freeze_heap, make_home, set_memory_variables
+from marlaas_worker.process_setup import ask_for_the_same_bits, heap_of_start, make_home, set_memory_variables
 from marlaas_worker.role import RoleContext
 
 
@@ -143,13 +143,9 @@ async def _serve(options: argparse.Namespace, stop: asyncio.Event | None) -> Non
 
 @contextlib.asynccontextmanager
 async def _alone(context: RoleContext) -> AsyncIterator[None]:
-    """For a role that has this process to itself: stop it on signals to the process, and call `freeze_heap` once it is ready."""
-    freezing = asyncio.create_task(freeze_heap(lambda: context.metrics.ready()))
-    try:
-        async with stop_on_signals(context.stop):
-            yield
-    finally:
-        freezing.cancel()
+    """For a role that has this process to itself: stop it on signals to the process, and keep its start out of garbage collections."""
+    async with heap_of_start(lambda: context.metrics.ready()), stop_on_signals(context.stop):
+        yield
 
 
 @contextlib.asynccontextmanager
