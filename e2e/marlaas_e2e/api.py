@@ -3,13 +3,15 @@
 import http.client
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from marlaas_e2e.certificates import KeyPair
 
 Object = Mapping[str, Any]
+_WATCH_S = 300
+"""Seconds after which the server ends a watch."""
 
 
 class ApiError(Exception):
@@ -32,8 +34,23 @@ class ApiClient:
     def get(self, path: str) -> Object:
         return self._object("GET", path)
 
-    def list(self, path: str) -> list[Object]:
-        return cast("list[Object]", self.get(path).get("items") or [])
+    def watch(self, path: str, version: str) -> Iterator[Object]:
+        """Events of a collection after a resource version, as the server sends them, on a connection of its own; ends when the server closes it.
+
+        Raises ApiError.
+        """
+        connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=2 * _WATCH_S)
+        try:
+            connection.request("GET", f"{path}?watch=1&resourceVersion={version}&timeoutSeconds={_WATCH_S}")
+            response = connection.getresponse()
+            if response.status >= 300:
+                raise ApiError(response.status, response.read().decode(errors="replace")[:500])
+            while line := response.readline():
+                yield cast(Object, json.loads(line))
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise ApiError(0, str(error)) from error
+        finally:
+            connection.close()
 
     def create(self, path: str, content: Object) -> Object:
         return self._object("POST", path, content)

@@ -36,6 +36,8 @@ STEPS, GROUPS = {"reverse": 10, "calculator": 12}, {"reverse": 8, "calculator": 
 """Steps of the jobs of the quickstart, which has more, and their groups. `reverse` learns in them. `calculator` plays several turns, and
 keeps the pool at work while `reverse` is suspended: otherwise vLLM would be stopped, and started once more.
 """
+TOOL_S = 1.0
+"""Seconds of a tool call of `calculator`, so that its steps take long and cost little."""
 HELD_OUT = {"reverse": 80, "calculator": 8}
 """Held-out tasks. Those of `reverse` have a standard deviation of 0.06 at 0.5; it rises by about 0.6."""
 LEARNING, SEVERAL_TURNS = "team-a/reverse", "team-b/calculator"
@@ -123,6 +125,8 @@ def _quickstart():
             name = job["metadata"]["name"]
             job["spec"]["training"] |= {"steps": STEPS[name], "groupsPerStep": GROUPS[name]}
             job["spec"]["evaluation"] = {"every": 1000, "tasks": HELD_OUT[name]}
+            if name == "calculator":
+                job["spec"]["environment"]["args"] = {"tool_latency_s": TOOL_S}
     return yaml.safe_dump_all(objects) + "---\n"
 
 

@@ -1,23 +1,31 @@
 """The daemon beside the kubelet that does what a network plugin and a volume provisioner do: policies and folders.
 
-Level-based: reads everything three times a second, and acts on differences only. An error is logged once and tried again.
+Level-based: watches everything, compares after each change and once a second, and acts on differences only. An error is logged once and
+tried again.
 """
 
+import contextlib
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from marlaas_e2e.api import ApiClient, ApiError
 from marlaas_e2e.node.layout import Layout
-from marlaas_e2e.node.policies import Network
+from marlaas_e2e.node.policies import KINDS, Network
 from marlaas_e2e.node.servers import api_client
 from marlaas_e2e.node.volumes import folder_of, missing_volumes, released_volumes
+from marlaas_e2e.watched import Watched
 
-_PERIOD_S = 0.3
-_VOLUMES = "/api/v1/persistentvolumes"
+_PERIOD_S = 1.0
+_PAUSE_S = 0.1
+"""Seconds between two comparisons, so that many changes at once cost one."""
+_VOLUMES, _CLAIMS = "/api/v1/persistentvolumes", "/api/v1/persistentvolumeclaims"
+_DONE = (404, 409)
+"""Statuses of a deletion of what has gone, and of a creation of what exists."""
 
 
 class PolicyRefused(Exception):
@@ -27,12 +35,12 @@ class PolicyRefused(Exception):
 class PolicyEnforcer:
     """Keeps the namespace's nftables rules equal to the policies."""
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
         self._applied = ""
 
     def step(self) -> None:
-        script = Network.observed(self._client).nft_script()
+        script = Network(*map(self._watched.objects, KINDS)).nft_script()
         if script != self._applied:
             done = subprocess.run(["nft", "-f", "-"], input=script, capture_output=True, text=True)
             if done.returncode != 0:
@@ -43,33 +51,47 @@ class PolicyEnforcer:
 class Provisioner:
     """Makes a folder and a volume for every pending claim, and removes both when the claim is gone."""
 
-    def __init__(self, client: ApiClient, folder: Path) -> None:
+    def __init__(self, client: ApiClient, watched: Watched, folder: Path) -> None:
         self._client = client
+        self._watched = watched
         self._folder = folder
 
     def step(self) -> None:
-        claims = self._client.list("/api/v1/persistentvolumeclaims?resourceVersion=0")
-        volumes = self._client.list(f"{_VOLUMES}?resourceVersion=0")
+        claims, volumes = self._watched.objects(_CLAIMS), self._watched.objects(_VOLUMES)
         for volume in missing_volumes(claims, volumes, self._folder):
             folder_of(volume).mkdir(parents=True, exist_ok=True)
-            self._client.create(_VOLUMES, volume)
+            with _done_already():
+                self._client.create(_VOLUMES, volume)
         for volume in released_volumes(volumes):
             shutil.rmtree(folder_of(volume), ignore_errors=True)
-            self._client.delete(f"{_VOLUMES}/{volume['metadata']['name']}")
+            with _done_already():
+                self._client.delete(f"{_VOLUMES}/{volume['metadata']['name']}")
+
+
+@contextlib.contextmanager
+def _done_already() -> Iterator[None]:
+    """Ignore the answers to a change that was made before, and that the watch has not shown yet."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status not in _DONE:
+            raise
 
 
 def main() -> None:
     """Run until killed."""
     layout = Layout(Path(sys.argv[1]))
     client = api_client(layout)
-    enforcer, provisioner = PolicyEnforcer(client), Provisioner(client, layout.volumes)
+    watched = Watched(partial(api_client, layout), (*KINDS, _CLAIMS, _VOLUMES))
+    enforcer, provisioner = PolicyEnforcer(watched), Provisioner(client, watched, layout.volumes)
     said = ""
     while True:
         now = "".join(filter(None, (_tried(enforcer.step), _tried(provisioner.step))))
         if now and now != said:
             print(now, file=sys.stderr, flush=True)
         said = now
-        time.sleep(_PERIOD_S)
+        time.sleep(_PAUSE_S)
+        watched.wait(_PERIOD_S)
 
 
 def _tried(step: Callable[[], None]) -> str | None:

@@ -9,9 +9,11 @@ open until the next pass (a fraction of a second).
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from marlaas_e2e.api import ApiClient, Object
+from marlaas_e2e.api import Object
 
 TABLE = "marlaas_e2e"
+KINDS = ("/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies")
+"""Paths of the collections that policies speak of, in the order of `Network`'s arguments."""
 _SIDES = {"egress": ("to", "saddr", "daddr"), "ingress": ("from", "daddr", "saddr")}
 """By direction: the key of a rule's peers, and nft's words for the address of the pod and of its peer."""
 _OVER = {"Succeeded", "Failed"}  # their addresses are given to others
@@ -25,12 +27,6 @@ class Network:
         self._pods = sorted(filter(_has_address, pods), key=_address)
         self._namespaces = {each["metadata"]["name"]: each for each in namespaces}
         self._policies = policies
-
-    @classmethod
-    def observed(cls, client: ApiClient) -> "Network":
-        """Everything in three lists from the server's cache."""
-        kinds = ("/api/v1/pods", "/api/v1/namespaces", "/apis/networking.k8s.io/v1/networkpolicies")
-        return cls(*(client.list(f"{kind}?resourceVersion=0") for kind in kinds))
 
     def nft_script(self) -> str:
         """The whole table anew, in one transaction of `nft -f -`. Raises NotImplementedError."""
