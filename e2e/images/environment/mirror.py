@@ -22,7 +22,7 @@ class Mirror:
 
     def play(self, task: Task, agent: Agent) -> Score:
         """One turn, and a moment of other work, so that many such jobs leave the machine room."""
-        time.sleep(0.3)
+        time.sleep(1.0)
         word = task.draw(self._word)
         reply = agent.say(f"reverse: {word}").text.strip()
         return Score(float(reply == word[::-1]), {"letters": float(len(self._letters))})
