@@ -16,9 +16,10 @@ from marlaas_e2e.binaries import CannotBuild
 from marlaas_e2e.control_plane import ControlPlane
 from marlaas_e2e.kubectl import CommandFailed
 
-CRDS = Path(__file__).parents[1] / "crds"
+_TESTS = Path(__file__).parent
+CRDS = _TESTS.parent / "crds"
 FOLDERS = ("operator/real", "operator/cluster", "operator/manifests", "chart", "crds", "cluster_cli", "e2e_tools")
-"""Folders whose tests run in one pytest process, so that they share its servers."""
+"""Folders whose tests run in one pytest process, so that they share its servers, which end after the last of these tests."""
 SERVERS = ("control_plane", "control_plane_with_controllers")
 _PROGRAMS = {
     "control_plane": ("etcd", "kube-apiserver", "kubectl"),
@@ -26,6 +27,7 @@ _PROGRAMS = {
     "helm": ("helm",),
 }
 """Programs that a fixture needs."""
+_started: list[ControlPlane] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -36,8 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Build missing programs, or wait until another process has built them, before the clock of the test's timeout starts."""
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """Build missing programs, or wait until another process has built them, before the clock of the test's timeout starts.
+
+    Stop the servers after the last test that may use them: idle ones take 7 % of a core.
+    """
     fixtures = [
         *getattr(item, "fixturenames", ()),
         *(["control_plane"] if item.get_closest_marker("api_server") else []),
@@ -45,13 +50,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     names = {name for fixture in fixtures for name in _PROGRAMS.get(fixture, ())}
     with contextlib.suppress(CannotBuild):  # the fixture says it
         binaries.ensure(sorted(names))
-    return (yield)
+    result = yield
+    if _is_of_server(item) and nextitem is not None and not _is_of_server(nextitem):
+        for plane in _started:
+            plane.stop()
+    return result
+
+
+def _is_of_server(item: pytest.Item) -> bool:
+    return item.path.parent.relative_to(_TESTS).as_posix() in FOLDERS
 
 
 @pytest.fixture(scope="session")
 def control_plane() -> Iterator[ControlPlane]:
     """A server without controllers that serves our kinds."""
     with ControlPlane() as plane:
+        _started.append(plane)
         serve_kinds(plane)
         yield plane
 
@@ -60,6 +74,7 @@ def control_plane() -> Iterator[ControlPlane]:
 def control_plane_with_controllers() -> Iterator[ControlPlane]:
     """A server with kube-controller-manager: owned objects are collected, namespaces end. It does not serve our kinds."""
     with ControlPlane(controllers=True) as plane:
+        _started.append(plane)
         yield plane
 
 
