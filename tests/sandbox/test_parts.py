@@ -23,9 +23,8 @@ from marlaas_api.messages.training_settings import DistillationSettings
 from marlaas_api.names import BRANCH_TURNS, MAX_TURNS_FACTOR, SCORES
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
 from marlaas_worker.sandbox.faults import fault_of_exit
-from marlaas_worker.sandbox.ledger import BadChildMessage, ScoreMessage, TurnLedger, TurnMessage
+from marlaas_worker.sandbox.ledger import BadChildMessage, ScoreMessage, TurnLedger, TurnMessage, parse
 from marlaas_worker.sandbox.server import Ended
-from marlaas_worker.sandbox.session import parse
 
 
 async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_where_branches_end(harness):

@@ -1,7 +1,7 @@
 """Connection between a child and its supervisor: frames on a socket pair, and the child's end of it.
 
 A frame is a four-byte length and a JSON message of at most `MAX_FRAME_BYTES`. This module imports neither pydantic nor asyncio
-nor the bus: every child has it in memory. The supervisor validates messages in `session`.
+nor the bus: every child has it in memory. The supervisor validates messages with `ledger.parse`.
 """
 
 import json

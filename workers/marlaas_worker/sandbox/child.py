@@ -71,8 +71,8 @@ def run(environments: Environments, connection: socket.socket, output: int, conf
 def played(environments: Environments, connection: socket.socket) -> dict[str, Any]:
     """Play the episode, or compare the group, that the supervisor's first message names.
 
-    Returns: the last message to the supervisor: a score, no score, a comparison or a fault (`ledger`). No exception is raised for
-    an error of the environment.
+    Returns the last message to the supervisor: a `ScoreMessage`, `UnscoredMessage`, `ComparedMessage` or `FaultMessage` of `ledger`,
+    not encoded yet. No exception is raised for an error of the environment.
     """
     start = receive_frame(connection)
     environment = environments[start.get("suite", "")]

@@ -1,13 +1,14 @@
-"""The supervisor's own record of one play: the child's messages, and the turns, choices and rewards that it checks and counts from them.
+"""Messages from a child to the supervisor, and the supervisor's record of one play (`TurnLedger`).
 
-A child runs foreign code, so `session` validates each of its messages.
+A child runs foreign code. So `parse` validates each message, and the ledger checks it against the turns so far. The ledger
+counts turns and tokens itself.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from marlaas.scores import MAX_DATA, MAX_METRIC_NAME, MAX_METRICS, MAX_NUMBER
 from marlaas_api.messages import ChatMessage, Choice, Ending, StopReason, TurnReward
@@ -172,11 +173,31 @@ class FaultMessage(_Message):
 ChildMessage = (
     AgentsMessage | TurnMessage | ToolMessage | ScoreMessage | UnscoredMessage | ComparedMessage | FaultMessage
 )
-CHILD_MESSAGES: TypeAdapter[ChildMessage] = TypeAdapter(Annotated[ChildMessage, Field(discriminator="kind")])
+_CHILD_MESSAGES: TypeAdapter[ChildMessage] = TypeAdapter(Annotated[ChildMessage, Field(discriminator="kind")])
 
 
 class BadChildMessage(Exception):
     """A child sent a malformed message, or one that is not valid in this state."""
+
+
+def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
+    """Parse and validate one message of a child. agents: names of the agents that environments may call. Raises BadChildMessage."""
+    try:
+        message = _CHILD_MESSAGES.validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadChildMessage(f"{where}: {first['msg']}" if where else str(first["msg"])) from error
+    if isinstance(message, TurnMessage) and message.agent not in agents:
+        raise BadChildMessage(f"a turn of agent {message.agent!r}, but the job's agents are {', '.join(agents)}")
+    if isinstance(message, AgentsMessage) and (unknown := set(message.agents) - set(agents)):
+        raise BadChildMessage(f"the task may call {min(unknown)!r}, but the job's agents are {', '.join(agents)}")
+    if isinstance(message, AgentsMessage) and len(set(message.agents)) < len(message.agents):
+        raise BadChildMessage(f"the task may call {', '.join(message.agents)}: one of them twice")
+    if isinstance(message, ToolMessage | ScoreMessage) and set(message.rewards) != set(agents):
+        found = ", ".join(message.rewards) or "no agent"
+        raise BadChildMessage(f"rewards for {found}; expected {', '.join(agents)}")
+    return message
 
 
 @dataclass(slots=True)
@@ -232,9 +253,9 @@ class TurnLedger:
         """Record that a turn begins and return True; return False, and record no turn, if `num_before` of the request has reached `max_turns`.
 
         Raises:
-            BadChildMessage: the number was used before or does not follow the parent's, the parent turn does not exist, the task
-                may not call the agent, the agent has had too many turns in parts that run at the same time, or the candidates of a
-                choice are of different agents or follow different turns.
+            BadChildMessage: the turn's number was used before or is not above its parent's; `num_before` is too small for the
+                number; the parent does not exist; the task may not call the agent; the agent has too many turns in concurrent
+                parts; or candidates of one choice differ in agent or parent.
         """
         if self.may_speak and asked.agent not in self.may_speak:
             raise BadChildMessage(f"a turn of agent {asked.agent!r}, which the task may not call")

@@ -1,7 +1,7 @@
 """The supervisor's side of one episode: validates the child's messages, answers its turns, records them.
 
-A child runs foreign code. So `parse` validates each message, and the ledger counts turns and tokens itself. Time in which a turn waits
-or is generated does not count against the episode's timeout.
+A child runs foreign code. So `ledger.parse` validates each message, and `ledger.TurnLedger` counts turns and tokens itself. Time in
+which a turn waits or is generated does not count against the episode's timeout.
 """
 
 import asyncio
@@ -10,8 +10,6 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence, Set
 from functools import partial
 from typing import Any, TypeVar
-
-from pydantic import ValidationError
 
 from marlaas.envs.playing import UNSCORED
 from marlaas_api.background import await_all
@@ -27,7 +25,6 @@ from marlaas_api.names import SCORES, Split, derive_seed
 from marlaas_worker.sandbox.channel import BadFrame, encode_frame, read_frame
 from marlaas_worker.sandbox.faults import Fault, fault_of_exit
 from marlaas_worker.sandbox.ledger import (
-    CHILD_MESSAGES,
     AgentsMessage,
     BadChildMessage,
     ChildMessage,
@@ -38,6 +35,7 @@ from marlaas_worker.sandbox.ledger import (
     TurnLedger,
     TurnMessage,
     UnscoredMessage,
+    parse,
 )
 from marlaas_worker.sandbox.server import Child, Ended
 from marlaas_worker.sandbox.turns import (
@@ -56,26 +54,6 @@ _EXIT_GRACE_S = 0.5
 _CUT_GRACE_S = 30.0
 """Seconds that the sandbox waits beyond a turn's time limit before the turn fails. A healthy engine cuts the reply at the limit itself."""
 _T = TypeVar("_T")
-
-
-def parse(body: bytes, agents: tuple[str, ...]) -> ChildMessage:
-    """Parse and validate one message of a child. agents: names of the agents that environments may call. Raises BadChildMessage."""
-    try:
-        message = CHILD_MESSAGES.validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadChildMessage(f"{where}: {first['msg']}" if where else str(first["msg"])) from error
-    if isinstance(message, TurnMessage) and message.agent not in agents:
-        raise BadChildMessage(f"a turn of agent {message.agent!r}, but the job's agents are {', '.join(agents)}")
-    if isinstance(message, AgentsMessage) and (unknown := set(message.agents) - set(agents)):
-        raise BadChildMessage(f"the task may call {min(unknown)!r}, but the job's agents are {', '.join(agents)}")
-    if isinstance(message, AgentsMessage) and len(set(message.agents)) < len(message.agents):
-        raise BadChildMessage(f"the task may call {', '.join(message.agents)}: one of them twice")
-    if isinstance(message, ToolMessage | ScoreMessage) and set(message.rewards) != set(agents):
-        found = ", ".join(message.rewards) or "no agent"
-        raise BadChildMessage(f"rewards for {found}; expected {', '.join(agents)}")
-    return message
 
 
 @contextlib.contextmanager
@@ -172,6 +150,41 @@ class ChildSession:
         finally:
             await _cancel({reading, *turns})
 
+    async def ask_teacher(self) -> None:
+        """After the episode's end, request the teacher's logprobs of the tokens that the trainable agents generated, and wait for the replies.
+
+        The rollout role records the logprobs; nothing is returned. Do nothing if the job has no teacher, the task is held out, or the group's turns
+        are demonstrations instead of samples.
+
+        Raises Fault if a request fails.
+        """
+        teacher, task = self._spec.teacher, self._task
+        if teacher is None or task.split is not Split.TRAIN or self._spec.demonstrates(task.group):
+            return
+        trained = {agent.name for agent in self._spec.agents if agent.trainable}
+        leaves = [leaf for agent, own in self.ledger.leaves().items() if agent in trained for leaf in own]
+        with _turn_faults(teacher):
+            await await_all(self._turns.generate(self._score(teacher, leaf), self._timeout_s) for leaf in leaves)
+
+    def _score(self, teacher: str, leaf: int) -> GenerateRequest:
+        """Return the request to the teacher to score the conversation that ends with a turn. leaf: number of that turn in the episode."""
+        task = self._task
+        return GenerateRequest(
+            namespace=task.namespace,
+            job=task.job,
+            uid=task.uid,
+            agent=teacher,
+            group=task.group,
+            member=self._member,
+            episode=self._episode,
+            turn=SCORES + leaf,
+            parent=None,
+            append="",
+            max_tokens=1,
+            scores=leaf,
+            deadline_s=LEASE_S,
+        )
+
     def _start(self) -> dict[str, Any]:
         """Return the first message to the child, which names the task to play."""
         task = self._task
@@ -256,22 +269,6 @@ class ChildSession:
         """Have a turn generated and send the answer to the child. Raises Fault."""
         await _send(child, {"agent": asked.agent, "turn": asked.number, **await self._play_turn(child, asked)})
 
-    async def ask_teacher(self) -> None:
-        """After the episode's end, request the teacher's logprobs of the tokens that the trainable agents generated, and wait for the replies.
-
-        The rollout role records the logprobs; nothing is returned. Do nothing if the job has no teacher, the task is held out, or the group's turns
-        are demonstrations instead of samples.
-
-        Raises Fault if a request fails.
-        """
-        teacher, task = self._spec.teacher, self._task
-        if teacher is None or task.split is not Split.TRAIN or self._spec.demonstrates(task.group):
-            return
-        trained = {agent.name for agent in self._spec.agents if agent.trainable}
-        leaves = [leaf for agent, own in self.ledger.leaves().items() if agent in trained for leaf in own]
-        with _turn_faults(teacher):
-            await await_all(self._turns.generate(self._score(teacher, leaf), self._timeout_s) for leaf in leaves)
-
     @property
     def _timeout_s(self) -> float:
         return self._spec.turn_timeout_s + _CUT_GRACE_S
@@ -304,25 +301,6 @@ class ChildSession:
         parts = None if reply.parts is None else reply.parts.model_dump(mode="json")
         texts = {"text": reply.text, "opening": reply.opening, "parts": parts}
         return {"kind": "reply", **texts, "stop_reason": stop, **sizes}
-
-    def _score(self, teacher: str, leaf: int) -> GenerateRequest:
-        """Return the request to the teacher to score the conversation that ends with a turn. leaf: number of that turn in the episode."""
-        task = self._task
-        return GenerateRequest(
-            namespace=task.namespace,
-            job=task.job,
-            uid=task.uid,
-            agent=teacher,
-            group=task.group,
-            member=self._member,
-            episode=self._episode,
-            turn=SCORES + leaf,
-            parent=None,
-            append="",
-            max_tokens=1,
-            scores=leaf,
-            deadline_s=LEASE_S,
-        )
 
     def _request(self, asked: TurnMessage) -> GenerateRequest:
         task = self._task
