@@ -37,7 +37,7 @@ from marlaas_worker.rollout.request_limiter import Place, account_of
 from marlaas_worker.rollout.scoring import require_vocabulary, score_record, segments
 from marlaas_worker.rollout.served_jobs import Failures, ServedJob, ServedJobs
 from marlaas_worker.rollout.slots import Slot
-from marlaas_worker.rollout.supervised_engine import MAX_ENGINE_FAILURES, Computed, EngineFailures, SupervisedEngine
+from marlaas_worker.rollout.supervised_engine import MAX_ENGINE_FAILURES, Computed, SupervisedEngine
 from marlaas_worker.rollout.turn_log import (
     Drawn,
     Order,
@@ -53,9 +53,10 @@ from marlaas_worker.rollout.versions import Versions
 _LONG_CHARACTERS = 16_384
 _LONG_REPLY = 2048
 """Longer texts, in characters, are tokenized in a thread; longer replies, in tokens, are parsed in one."""
-T = TypeVar("T")
 _OUT_OF_CONTEXT = Completion((), (), StopReason.CONTEXT)
 _POOLS_TEMPLATE = ChatTemplateSettings()
+"""Settings of a job that chooses no chat template and sets no variables: its tokenizer is the pool's."""
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -136,13 +137,12 @@ class Generation:
     Attributes:
         context: the role's name, clock and connections.
         tokenizers: the tokenizer of each job's chat template.
-        engine: generates and scores.
+        engine: generates and scores; counts its failures by prompt.
         policies: finds a request's job and agent.
         pins: the policy version that each group is pinned to.
         versions: the adapter versions in the engine's slots.
         jobs: state of the jobs on this replica, with their caches.
         log: reads and writes recorded turns.
-        failures: counts engine failures by prompt.
     """
 
     context: RoleContext
@@ -153,7 +153,6 @@ class Generation:
     versions: Versions
     jobs: ServedJobs
     log: TurnLog
-    failures: EngineFailures
     _calls: "count[int]" = field(default_factory=count)
     _retried: asyncio.Lock = field(default_factory=asyncio.Lock)
     _long_texts: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -291,15 +290,15 @@ class Generation:
         Raises EngineKilled after MAX_ENGINE_FAILURES failures with this prompt.
         """
         prompt, own = (order.job, order.prompt.ids), Failures()
-        while (known := self.failures.of(*prompt, own)).number < MAX_ENGINE_FAILURES:
+        while (known := self.engine.failures.of(*prompt, own)).number < MAX_ENGINE_FAILURES:
             try:
                 drawn = await self._run(order, stage, known, own)
             except EngineDown as error:
-                own = self.failures.note(*prompt, known, own, str(error))
+                own = self.engine.failures.note(*prompt, known, own, str(error))
             else:
                 if drawn is not None:
                     return drawn
-        raise self.failures.verdict(*prompt, known, request_id(order.request.episode, order.request.turn))
+        raise self.engine.failures.verdict(*prompt, known, request_id(order.request.episode, order.request.turn))
 
     async def _run(self, order: Order, stage: RequestStage, known: Failures, own: Failures) -> Drawn | None:
         """Generate or score once; return None if the caller must call again with the current number of failures.
@@ -326,7 +325,7 @@ class Generation:
                         await stack.enter_async_context(self._retried)
                     stage.enter("it waited for a place in the engine")
                     place = await stack.enter_async_context(self._place(order, alone=known.number > 1))
-                if self.failures.of(order.job, order.prompt.ids, own).number != known.number:
+                if self.engine.failures.of(order.job, order.prompt.ids, own).number != known.number:
                     return None
                 slot = stack.enter_context(proven.hold(adapter))
                 if slot is not None:
@@ -347,7 +346,7 @@ class Generation:
                 completion = await self._score(order, slot)
             else:
                 completion = await self._generate(order, slot, partial(_begin, stage, place))
-            self.failures.generated(order.job, order.prompt.ids)
+            self.engine.failures.generated(order.job, order.prompt.ids)
             computed = Computed(len(order.prompt.ids) - completion.cached_tokens, len(completion.output_ids))
         except BaseException as error:
             if stage.running_s is not None or isinstance(error, asyncio.CancelledError):

@@ -29,7 +29,7 @@ from marlaas_worker.rollout.request_limiter import RequestLimiter
 from marlaas_worker.rollout.requests import Requests
 from marlaas_worker.rollout.self_test import Calibrations, EngineSelfTest
 from marlaas_worker.rollout.served_jobs import ServedJobs
-from marlaas_worker.rollout.supervised_engine import EngineFailures, SupervisedEngine
+from marlaas_worker.rollout.supervised_engine import SupervisedEngine
 from marlaas_worker.rollout.templates import warnings
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 from marlaas_worker.rollout.turn_log import TurnLog
@@ -122,7 +122,6 @@ class _Rollout:
             versions=self._versions,
             jobs=self._jobs,
             log=self._log,
-            failures=EngineFailures(),
         )
         self._requests = Requests(context, self._jobs, generation.play, tasks)
         self._reception = Reception(context, pool, self._requests, self._engine)

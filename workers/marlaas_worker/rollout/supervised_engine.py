@@ -1,9 +1,9 @@
 """The engine as the role uses it: tested at each start, restarted after each failure (an exit or a hang), and metered.
 
 From a failure until the next incarnation serves, the engine's calls raise EngineDown. All loaded adapters are lost with
-an incarnation. The limiter of requests, and the meter of the engine time and tokens that tenants, jobs and agents use,
-outlive it. The meter is pure; its callers pass the clock, in seconds. Failures are counted by prompt; a prompt that has ended
-the engine three times is refused.
+an incarnation. The limiter of requests, the meter of the engine time and tokens that tenants, jobs and agents use, and the
+counts of failures by prompt (`EngineFailures`) are the same for all incarnations. A prompt with which the engine has failed
+three times is refused. The meter is pure: its callers pass the clock, in seconds.
 """
 
 import asyncio
@@ -38,12 +38,14 @@ from marlaas_worker.rollout.served_jobs import Failures, ServedJob
 
 HEALTH_CHECK_S = 5.0
 MAX_ENGINE_FAILURES = 3
+"""Failures of the engine with a prompt, or with one request, after which the request is refused."""
 RESTART_BACKOFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
 TOKENS_HALF_LIFE_S = 60.0
 """Age in seconds at which an agent's tokens count half."""
 _INITIAL_TOKEN_S, _LAST_PART = 0.02, 0.1
 """Seconds per generated token before the first generation has ended; and the last generation's part of the moving average."""
-_ENTRY_BYTES = 1024
+_FAILURES_BYTES = 1024
+"""Estimated bytes of memory of a cached `Failures`, with its key and error text."""
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -201,7 +203,7 @@ class EngineFailures:
 
     def of(self, job: ServedJob, prompt_ids: npt.NDArray[np.int32], own: Failures) -> Failures:
         """Return the failures of the engine with a job's prompt, or those of one request, if they are more. own: of the request alone."""
-        shared = job.failures.get(_key(prompt_ids)) if len(job.failures) else None
+        shared = job.failures.get(_prompt_key(prompt_ids)) if len(job.failures) else None
         return own if shared is None or shared.number < own.number else shared
 
     def note(
@@ -211,11 +213,11 @@ class EngineFailures:
 
         known: the result of `of` when the request was given to the engine. own: the request's own before this one. text: the error.
         """
-        key = _key(prompt_ids)
+        key = _prompt_key(prompt_ids)
         shared = self._more(known, text)
         found = job.failures.get(key)
         if found is None or found.number < shared.number:
-            job.failures.put(key, shared, _ENTRY_BYTES)
+            job.failures.put(key, shared, _FAILURES_BYTES)
         return self._more(own, text)
 
     def _more(self, before: Failures, text: str) -> Failures:
@@ -225,7 +227,7 @@ class EngineFailures:
         """Record that the engine has generated a reply to a prompt, and forget the failures with this prompt."""
         self._num_generated += 1
         if len(job.failures):
-            job.failures.drop(_key(prompt_ids))
+            job.failures.drop(_prompt_key(prompt_ids))
 
     def verdict(self, job: ServedJob, prompt_ids: npt.NDArray[np.int32], found: Failures, turn: str) -> EngineKilled:
         """Return the error of a request whose prompt is not run again.
@@ -238,13 +240,13 @@ class EngineFailures:
         is_sure = self._num_generated > found.since
         if not is_sure:
             once = replace(found, number=MAX_ENGINE_FAILURES - 1)
-            job.failures.put(_key(prompt_ids), once, _ENTRY_BYTES)
+            job.failures.put(_prompt_key(prompt_ids), once, _FAILURES_BYTES)
         text = f"the engine failed {found.number} times while it ran the prompt of turn {turn}; last: {found.last}"
         advice = "change the prompt, or ask the platform team, who finds the cause in the log of the rollout role"
         return EngineKilled(f"{text}; {advice}" if is_sure else text, is_sure=is_sure)
 
 
-def _key(prompt_ids: npt.NDArray[np.int32]) -> bytes:
+def _prompt_key(prompt_ids: npt.NDArray[np.int32]) -> bytes:
     return hashlib.sha256(prompt_ids.tobytes()).digest()
 
 
@@ -260,6 +262,7 @@ class SupervisedEngine:
     Attributes:
         limiter: limits the requests in the engine; the same for all incarnations.
         meter: counts the requests' engine time and tokens; the same for all incarnations.
+        failures: counts failures of the engine by prompt; the same for all incarnations.
         slot_numbers: source of `LoadedAdapter.slot_id` for every load into this engine.
         up: whether the engine serves.
         incarnation: number of the current incarnation, from 0; each failure adds 1.
@@ -280,6 +283,7 @@ class SupervisedEngine:
         self._down = asyncio.Event()
         self.limiter = RequestLimiter(engine.limits.max_num_seqs)
         self.meter = EngineMeter()
+        self.failures = EngineFailures()
         self.slot_numbers: Iterator[int] = count(1)
         self.up = False
         self.incarnation = 0
