@@ -4,6 +4,8 @@ A reply ends with the token that completes a stop string. That token and all bef
 sampled depends only on the tokens before it, so the recorded tokens have the policy's distribution.
 
 `read` parses a completion into the reply that is recorded and sent.
+
+`EndingTokenizer` is the rollout role's interface of a tokenizer; `conversation.Tokenizer` is the part of it that `conversation` needs.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,27 +22,7 @@ _MARGIN = 8
 """Tokens that are decoded before the longest possible match, because some tokenizers drop a space at the beginning of a text."""
 
 
-class WritingTokenizer(Protocol):
-    """Tokenizer interface of stop strings, which needs texts with special tokens. Implemented by `tokenizer.PretrainedTokenizer`."""
-
-    def raw(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, special tokens included."""
-        ...
-
-    def special_id(self, text: str) -> int | None:
-        """Return the id of the special token with this text; None if there is none."""
-        ...
-
-
-class ReadingTokenizer(Tokenizer, WritingTokenizer, Protocol):
-    """Tokenizer interface of this module: that of stop strings, and parsing. Implemented by `tokenizer.PretrainedTokenizer`."""
-
-    def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
-        """Parse a reply's ids, without the end token (`renderer.Renderer.parts`)."""
-        ...
-
-
-class EndingTokenizer(ReadingTokenizer, Protocol):
+class EndingTokenizer(Tokenizer, Protocol):
     """Tokenizer interface of the rollout role. Implemented by `tokenizer.PretrainedTokenizer`.
 
     end_ids: ids of the tokens that end a reply.
@@ -52,6 +34,18 @@ class EndingTokenizer(ReadingTokenizer, Protocol):
     @property
     def vocabulary(self) -> str:
         """Digest of all tokens and their ids. If two tokenizers have the same digest, an id means the same text in both."""
+        ...
+
+    def raw(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, special tokens included."""
+        ...
+
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token with this text; None if there is none."""
+        ...
+
+    def parts(self, ids: Sequence[int], before: str, tools: Sequence[str]) -> ReplyPartsMessage | None:
+        """Parse a reply's ids, without the end token (`renderer.Renderer.parts`)."""
         ...
 
     def whole(self, messages: Sequence[ChatMessage], tools: Sequence[str] = ()) -> str:
@@ -94,7 +88,7 @@ class Stops:
 
 
 def stops_of(
-    tokenizer: WritingTokenizer, rollout: SamplingSettings, request: GenerateRequest
+    tokenizer: EndingTokenizer, rollout: SamplingSettings, request: GenerateRequest
 ) -> tuple[Stops | None, frozenset[int]]:
     """Return the stop strings of a request's reply, None if it has none, and the ids of its stop tokens, without the model's end tokens.
 
@@ -113,7 +107,7 @@ class ReadReply:
     parts: ReplyPartsMessage | None
 
 
-def read(tokenizer: ReadingTokenizer, prompt: Prompt, output_ids: Sequence[int], stop_reason: StopReason) -> ReadReply:
+def read(tokenizer: EndingTokenizer, prompt: Prompt, output_ids: Sequence[int], stop_reason: StopReason) -> ReadReply:
     """Parse a completion into its text, and into reasoning, content and tool calls in the format of the model family.
 
     The prompt may end with the beginning of the assistant's message, from the template or from the environment (a prefill). A tool call
@@ -131,7 +125,7 @@ def read(tokenizer: ReadingTokenizer, prompt: Prompt, output_ids: Sequence[int],
     return _with_begun_call(tokenizer, draft, spoken, reply) if draft.history and draft.opening else reply
 
 
-def _with_begun_call(tokenizer: ReadingTokenizer, draft: Draft, spoken: Sequence[int], reply: ReadReply) -> ReadReply:
+def _with_begun_call(tokenizer: EndingTokenizer, draft: Draft, spoken: Sequence[int], reply: ReadReply) -> ReadReply:
     """Return the reply with a tool call that begins in the prompt's opening: opening and output are parsed together.
 
     Calls that are complete in the opening are left out. If no further call is found, the reply is returned as it is.

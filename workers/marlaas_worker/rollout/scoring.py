@@ -1,4 +1,4 @@
-"""A teacher's scores of a student's conversation: the ids to score, from recorded turns, and the record of their logprobs. Pure.
+"""A teacher's scores of a student's conversation: the ids to score, from recorded turns, and the record of their logprobs. No I/O.
 
 The ids are those that were fed to the student's engine and sampled by it; no text is tokenized. Each segment of a conversation is one
 context. So after the last turn, a conversation is scored in one forward pass per segment.

@@ -1,8 +1,8 @@
-"""The record of a turn, and the log that stores it.
+"""The record of a turn, the log that stores it, and the cached conversations that later turns continue.
 
-A record is computed from the inputs and the result of a generation or of a demonstration, without an engine and without I/O.
-The first record of a turn counts, whichever replica wrote it. A conversation that is not cached is restored from the
-turns stream through its parent turns.
+`turn_record` and `demonstrated_record` compute a record from the inputs and the result of a generation or of a demonstration,
+without an engine and without I/O. The first record of a turn counts, whichever replica wrote it. A conversation that is not
+cached is restored from the turns stream through its parent turns.
 """
 
 import logging
@@ -329,11 +329,6 @@ def add_history(job: ServedJob, turn: GenerateRequest | Turn, conversation: Conv
     _add(job, (turn.agent, turn.episode, turn.turn), History(conversation))
 
 
-def _add(job: ServedJob, key: tuple[str, str, int], history: History) -> None:
-    if key not in job.histories:
-        job.histories.put(key, history, _weight(history.conversation))
-
-
 def require_same(turn: Turn, request: GenerateRequest) -> Turn:
     """Check that a recorded turn is the one that a request asks for, and return it.
 
@@ -352,16 +347,6 @@ def require_same(turn: Turn, request: GenerateRequest) -> Turn:
             f"turn {turn.turn} of episode {turn.episode} is recorded with another parent or text: another play has this name"
         )
     return turn
-
-
-def _weight(conversation: Conversation) -> int:
-    """Return the approximate bytes of a conversation.
-
-    Its text counts too: a prompt beyond the context window adds no ids, but its text may be as long as a bus message.
-    """
-    contents = (message.content for message in conversation.history or ())
-    text = sum(map(sys.getsizeof, (conversation.text, conversation.reply, *contents)))
-    return _BYTES_PER_ID * len(conversation.ids) + text + _MESSAGE_OBJECT_BYTES * len(conversation.history or ())
 
 
 def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> list[Turn]:
@@ -383,3 +368,18 @@ def _lineage(turns: dict[int, Turn], number: int, request: GenerateRequest) -> l
         lineage.append(turn)
         following = turn.parent
     return lineage
+
+
+def _add(job: ServedJob, key: tuple[str, str, int], history: History) -> None:
+    if key not in job.histories:
+        job.histories.put(key, history, _weight(history.conversation))
+
+
+def _weight(conversation: Conversation) -> int:
+    """Return the approximate bytes of a conversation.
+
+    Its text counts too: a prompt beyond the context window adds no ids, but its text may be as long as a bus message.
+    """
+    contents = (message.content for message in conversation.history or ())
+    text = sum(map(sys.getsizeof, (conversation.text, conversation.reply, *contents)))
+    return _BYTES_PER_ID * len(conversation.ids) + text + _MESSAGE_OBJECT_BYTES * len(conversation.history or ())
