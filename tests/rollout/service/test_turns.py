@@ -14,7 +14,7 @@ from marlaas_api.names import SCORES
 from marlaas_api.wire import encode, unpack_ids, unpack_logprobs
 from marlaas_worker.adapters import TENSORS_FILE
 from marlaas_worker.health import families
-from marlaas_worker.rollout.templates import REASON
+from marlaas_worker.rollout.templates import REWRITES_PAST
 from marlaas_worker.rollout.tokenizer import PretrainedTokenizer
 
 
@@ -123,9 +123,9 @@ async def test_a_job_whose_template_rewrites_its_past_is_told(harness):
     await harness.replica(tokenizer=CharacterTokenizer(trims=True))
     job = await harness.job()
     await harness.ask(job.request())
-    event = await harness.emitted(job.document, REASON)
+    event = await harness.emitted(job.document, REWRITES_PAST)
     assert event.ref == job.document.ref
-    assert "rewrites its past after a reply with spaces" in event.message
+    assert "rewrites earlier turns after a reply with spaces" in event.message
 
 
 async def test_one_jobs_long_texts_keep_a_thread_for_everybody_else(harness, monkeypatch):

@@ -1,7 +1,9 @@
 """State of the jobs that a replica serves, with their agents: one object per job, dropped as a whole. No I/O.
 
-The caller passes the clock, in seconds. A job's caches hold values that can be read again from the bus or the blob store, or are not needed for long. Caches of one kind share a
-bound in bytes over all jobs.
+The caller passes the clock, in seconds.
+
+A job's caches hold values that can be read again from the bus or the blob store, or are not needed for long. Caches of one
+kind share a bound in bytes over all jobs.
 """
 
 import math
@@ -204,7 +206,8 @@ class ServedAgent:
         used: numbers of the versions that requests have run on in this incarnation of the engine.
         called_at: time of the last request for each past version that may be requested again (`call`), by caller and version.
         ended_slot_s: total seconds of slots that were charged to the agent, without those that a slot still counts (`Slot.charged_s`).
-        versions: by number; those without a slot, waiting requests, a failure or an unload are dropped in `serve`.
+        versions: by number. `slots.ProvenVersions.version` adds them; `serve` drops those without a slot, waiting requests, a
+            failure or an unload.
     """
 
     ref: AgentRef

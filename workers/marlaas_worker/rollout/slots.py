@@ -1,8 +1,11 @@
 """The engine's slots as the rollout role records them, and the requests that run on a version or wait for one. No engine and no I/O.
 
-Each version of an agent's adapter is one object (`Version`), whose caller passes the clock, in seconds.
-A request waits for its version here (`ProvenVersions.queue`), and holds it while it runs (`ProvenVersions.hold`). `paging`
-decides which versions are loaded and evicted, and `versions` carries that out.
+Each version of an agent's adapter is one object (`Version`). A request waits for its version in `ProvenVersions.queue`, and
+`ProvenVersions.hold` prevents the version's eviction while the request runs. `paging` decides which versions are loaded and
+evicted, and `versions` carries that out.
+
+Times are in seconds. `ProvenVersions` reads the monotonic clock for waits, loads and uses. For charges and retries, the caller
+passes the time (`now`).
 
 Invariants: never more versions than slots; a version in use is never evicted; a slot number is never reused, so each load of a
 version has its own number.
@@ -98,7 +101,7 @@ class Waiting:
     """All requests that wait for one version.
 
     Attributes:
-        wait: the version's name, the first request's tenant and the begin of its wait, as input of `paging.plan_pages`.
+        wait: name of the version, tenant of the first request, and when that request began to wait; input of `paging.order_waits`.
         num: number of the requests.
         decided: set when the requests must check the version's state again.
     """

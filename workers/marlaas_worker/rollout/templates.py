@@ -11,7 +11,7 @@ from marlaas_api.messages import ChatMessage, StopReason
 from marlaas_worker.rollout.conversation import BadAppend, conclude, extend, read_reply
 from marlaas_worker.rollout.replies import EndingTokenizer
 
-REASON = "TemplateRewritesPast"
+REWRITES_PAST = "TemplateRewritesPast"
 NO_PROMPT = "TemplateLacksGenerationPrompt"
 _REPLIES = {
     "any reply": "four",
@@ -20,8 +20,8 @@ _REPLIES = {
     "a tool call (<tool_call>…</tool_call>)": '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>',
 }
 _REWRITES = (
-    "the base model's chat template rewrites its past after {}: the next turn of such a conversation opens a new segment, with its "
-    "whole prompt again"
+    "the chat template rewrites earlier turns after {}: the next turn of such a conversation opens a new segment, with its whole prompt "
+    "again"
 )
 _USER = (ChatMessage(role="user", content="two and two?"),)
 
@@ -41,9 +41,9 @@ def rewritten(tokenizer: EndingTokenizer) -> tuple[str, ...]:
 
 
 def warnings(tokenizer: EndingTokenizer) -> Mapping[str, str]:
-    """Return the warnings about a tokenizer's template, by the reason of the event (REASON, NO_PROMPT); empty if there are none."""
+    """Return the warnings about a tokenizer's template, by the reason of the event (REWRITES_PAST, NO_PROMPT); empty if there are none."""
     found = rewritten(tokenizer)
-    texts = {REASON: _REWRITES.format(", ".join(found)) if found else "", NO_PROMPT: tokenizer.frame.problem}
+    texts = {REWRITES_PAST: _REWRITES.format(", ".join(found)) if found else "", NO_PROMPT: tokenizer.frame.problem}
     return {reason: text for reason, text in texts.items() if text}
 
 

@@ -2,6 +2,9 @@
 
 Invariant: a version is given to requests (`slots.ProvenVersions`) only after its proof and before its unloading, in
 one incarnation of the engine. Which versions are loaded and evicted is decided in `paging`.
+
+`failed_load` decides whether and when a failed load is tried again. `_as_resident` and `_as_demand` describe versions as input
+of `paging.plan_pages`. These three functions use no I/O, and their caller passes the clock.
 """
 
 import asyncio
@@ -261,10 +264,15 @@ class Versions:
 
 
 def failed_load(before: FailedLoad | None, error: Exception, now: float) -> FailedLoad:
-    """Return the failure of a version's load. before: that of the attempt before this one; None if this was the first.
+    """Return the record of a failed load: its error, the number of attempts, and when the next one is due.
 
     The load is retried, with exponential backoff up to LONGEST_WAIT_S, unless the error shows that the version itself is at fault.
     It is not at fault if the bus refuses the credentials (they are renewed), or if this machine lacks files, memory or threads.
+
+    Args:
+        before: record of the previous attempt; None if this was the first since the last successful load.
+        error: of this attempt.
+        now: time of the failure, in seconds.
     """
     attempts = 1 if before is None else before.attempts + 1
     may_succeed = isinstance(error, Retryable | BusRefused | OSError | MemoryError | RuntimeError)
@@ -273,9 +281,13 @@ def failed_load(before: FailedLoad | None, error: Exception, now: float) -> Fail
 
 
 def _as_resident(version: Version, slot: Slot, usage: float, now: float) -> Resident:
-    """Describe the version, which has a slot, for `paging.plan_pages`.
+    """Describe a version that has a slot, as input of `paging.plan_pages`.
 
-    slot: the version's. usage: its tenant's, in tokens / weight, as in `fair_queue`.
+    Args:
+        version: the version.
+        slot: its slot.
+        usage: tokens that its tenant has used, divided by the tenant's weight (`fair_queue`).
+        now: time in seconds, on the loop's clock.
     """
     is_called = version.agent.may_call(version.adapter.version, now)
     return Resident(
@@ -294,7 +306,13 @@ def _as_resident(version: Version, slot: Slot, usage: float, now: float) -> Resi
 
 
 def _as_demand(version: Version, usage: float, now: float) -> PageDemand:
-    """Describe the version, which has no slot, for `paging.plan_pages`. usage: its tenant's, in tokens / weight, as in `fair_queue`."""
+    """Describe a version that has no slot, as input of `paging.plan_pages`.
+
+    Args:
+        version: the version.
+        usage: tokens that its tenant has used, divided by the tenant's weight (`fair_queue`).
+        now: time in seconds, on the loop's clock.
+    """
     # Once only: versions that no request uses would otherwise take the slots from each other for ever.
     is_successor = now - version.agent.used_at < IN_USE_S and not version.was_proven
     urgency = Urgency.SUCCESSOR if is_successor else Urgency.PREFETCH
