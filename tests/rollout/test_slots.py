@@ -1,4 +1,4 @@
-"""Slots of the engine and the versions in them, and caches that are bounded in bytes and by what lives."""
+"""Slots of the engine, the versions in them, their charges and their failed loads; and the files of adapters."""
 
 import asyncio
 from itertools import count
@@ -7,13 +7,18 @@ from types import SimpleNamespace
 
 import pytest
 from tests.harness import a_manifest, job_document
+from tests.tables import rows
 
-from marlaas_api.blobs import BlobRef, BlobUnavailable
+from marlaas_api.blobs import BlobRef, BlobRefused, BlobUnavailable
 from marlaas_api.blobs_memory import MemoryBlobs
+from marlaas_api.bus import BusRefused
+from marlaas_api.errors import Permanent, Retryable
+from marlaas_api.names import AgentRef, JobRef
 from marlaas_worker.rollout.adapter_cache import AdapterCache
 from marlaas_worker.rollout.engine import LoadedAdapter, LoadFailed, Residents
-from marlaas_worker.rollout.served_jobs import BoundedCache, CacheBound, ServedJobs
+from marlaas_worker.rollout.served_jobs import GONE_S, ServedJobs
 from marlaas_worker.rollout.slots import ProvenVersions, VersionState
+from marlaas_worker.rollout.versions import FIRST_WAIT_S, LONGEST_WAIT_S, failed_load
 
 NOWHERE = Path("nowhere")
 
@@ -159,24 +164,56 @@ async def test_no_download_runs_on_after_another_failed_and_files_of_gone_jobs_g
     assert not gone.parent.exists()
 
 
-def test_caches_are_bounded_in_bytes_together_and_evict_the_least_recently_used():
-    bound = CacheBound(100)
-    cache, other = BoundedCache(bound), BoundedCache(bound)
-    for key, num_bytes in (("a", 40), ("b", 30), ("c", 30)):
-        cache.put(key, num_bytes, num_bytes)
-    assert (cache.get("a"), bound.num_bytes) == (40, 100)
-    other.put("d", 50, 50)
-    assert ([key in cache for key in "abcd"], cache.get("b"), bound.num_bytes) == (
-        [True, False, False, False],
-        None,
-        90,
-    )
-    cache.put("a", "new", 45)
-    assert (cache.get("a"), bound.num_bytes, len(cache), len(other)) == ("new", 95, 1, 1)
-    bound.trim(lambda value: value == 50)
-    assert (other.get("d"), cache.get("a"), bound.num_bytes) == (None, "new", 45)
-    other.put("d", 1, 1)
-    other.clear()
-    assert (len(other), bound.num_bytes) == (0, 45)
-    cache.put("large", 2, 500)
-    assert (cache.get("a"), cache.get("large"), bound.num_bytes) == (None, 2, 500), "one is kept, however large"
+def job_ref(uid):
+    return JobRef("team-a", "sums", uid)
+
+
+def test_every_version_counts_for_its_agent_from_its_load_until_its_slot_is_free_and_a_job_that_is_gone_leaves_nothing():
+    jobs = ServedJobs()
+    proven = ProvenVersions(9, count(1), jobs)
+
+    def version(uid, number, agent="policy"):
+        return proven.version(AgentRef(job_ref(uid), agent).adapter(number))
+
+    def totals(now):
+        return {job.ref.uid: job.slot_s(now) for job in jobs}
+
+    for uid, number, agent, now in rows(__file__, "loaded_versions"):
+        proven.begin(version(uid, number, agent), Path("nowhere"), now)
+    assert totals(14.0) == {"a": {"policy": 6.0, "critic": 1.5}, "b": {"policy": 1.0}}
+    for now in (15.0, 99.0):
+        proven.remove(version("a", 1), VersionState.UNLOADING, now)
+    assert totals(16.0) == {"a": {"policy": 9.0, "critic": 3.5}, "b": {"policy": 3.0}}
+    proven.clear(17.0)
+    assert totals(20.0) == {"a": {"policy": 10.0, "critic": 4.5}, "b": {"policy": 4.0}}
+    proven.begin(version("a", 2), Path("nowhere"), 25.0)
+    for served, now in (("b", 26.0), ("a", 30.0)):
+        for one in proven.resident.values():
+            one.charge_slot(one.agent.ref.job == job_ref(served), now)
+    assert totals(32.0)["a"] == {"policy": 13.0, "critic": 4.5}, "nobody pays for what an idle slot still holds"
+    for now in (32.0, 32.0 + GONE_S):
+        jobs.drop_gone({job_ref("b")}, now)
+    assert totals(34.0) == {"b": {"policy": 4.0}}
+
+
+PASSING = [Retryable("away"), BlobRefused("expired"), BusRefused("no permission"), RuntimeError("no thread"), OSError()]
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_load_that_may_succeed_later_is_tried_again_ever_more_rarely(error):
+    failures = [failed_load(None, error, 100.0)]
+    for _ in range(11):
+        failures.append(failed_load(failures[-1], error, 100.0))
+    waits = [failure.retry_at - 100.0 for failure in failures]
+    assert waits[:3] == pytest.approx([FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S])
+    assert waits[-1] == pytest.approx(LONGEST_WAIT_S)
+    assert [failures[-1].may_try(now) for now in (109.0, 110.1)] == [False, True]
+
+
+@pytest.mark.parametrize("error", [Permanent("corrupt"), KeyError("adapter_model.safetensors")])
+def test_a_load_that_never_succeeds_is_refused_until_everything_begins_anew(error):
+    version = ProvenVersions(1, count(1), ServedJobs()).version(AgentRef(job_ref("a"), "policy").adapter(1))
+    version.failure = failed_load(None, error, 0.0)
+    assert (version.failure.retry_at, version.may_load(1e9)) == (None, False)
+    version.restart(0.0)
+    assert version.may_load(0.0)
