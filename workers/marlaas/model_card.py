@@ -15,7 +15,15 @@ FORMAT = "library_name: peft\npipeline_tag: text-generation"
 
 @dataclass(frozen=True, slots=True)
 class JobRecords:
-    """What a card tells of a job: its document, its last progress, and its records in order. has_curve: whether its curve lies beside the card."""
+    """Records of a job from which a model card is written.
+
+    Attributes:
+        document: of the job.
+        progress: its last published progress; None if there is none.
+        steps: records of its training steps, oldest first.
+        evals: records of its evaluations, oldest first.
+        has_curve: whether the folder of the card contains the plot of the training curve.
+    """
 
     document: JobDocument
     progress: Progress | None

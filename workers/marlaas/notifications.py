@@ -36,7 +36,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class JobNews:
-    """What a message may be about. active_at: unix seconds of the job's creation, last step or evaluation, whichever is last."""
+    """State of a job from which `due` derives messages.
+
+    Attributes:
+        document: of the job.
+        progress: the job's last published progress; None if there is none.
+        active_at: unix seconds of the job's creation, last step or evaluation, or last admission, whichever is last.
+        links: URLs of the job's runs in trackers; they are appended to messages.
+    """
 
     document: JobDocument
     progress: Progress | None

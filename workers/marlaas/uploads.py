@@ -31,33 +31,45 @@ _PREFIX = re.compile(r"s3://[\w.-]+(/[\w-][\w.=@-]*)+")
 
 
 class UploadTarget(Protocol):
-    """A kind of places. An address names one of them: a repository, a URL or a folder. Calls block, and raise InvalidInput, whose text says what to do."""
+    """Kind of storage that adapters are uploaded to: the hub, buckets or volumes.
+
+    The methods take an address: a repository of the hub, the URL of a prefix in a bucket, or a folder. They block. They raise
+    InvalidInput, whose text says what to do.
+    """
 
     @property
     def name(self) -> Upload:
-        """Its key in `export`."""
+        """The target's key in a job's `export` settings."""
         ...
 
     def require(self, addresses: Iterable[str]) -> None:
-        """Check that uploads can be tried, without a request."""
+        """Check credentials and addresses, without a request to the target."""
         ...
 
     def loaded_as(self, address: str) -> str:
-        """Return what PEFT loads the adapter by: the repository, or the name of a folder with the files."""
+        """Return the name by which PEFT loads the adapter: the repository, or the name of a folder with the files."""
         ...
 
     def has(self, address: str, marker: bytes) -> bool:
-        """Return whether the version with this marker is there. The hub's answer is always no."""
+        """Return whether the address has the version with this marker; always False for the hub. marker: content of the marker file."""
         ...
 
     def put(self, address: str, files: Files, marker: bytes) -> str:
-        """Write all files, replacing those of other versions, and return the address for people."""
+        """Write all files in place of those of other versions, and return the address as text for people.
+
+        files: by name. marker: content of the marker file; not written to the hub.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HubTarget:
-    """The hub. is_private: of repositories that are made. ready: checks that there is a token."""
+    """Repositories of the Hugging Face hub.
+
+    Attributes:
+        is_private: whether repositories that an upload creates are private.
+        ready: checks that a token is present, and raises UploadRefused without one.
+    """
 
     is_private: bool
     ready: Callable[[], None] = require_token

@@ -24,8 +24,13 @@ class DestinationReport(BusMessage):
 class ExportReport(JobMessage):
     """State of a job's exporter; KV `exports`. The exporter writes it; the operator reads it, and the next exporter.
 
-    told: marks of the messages that were posted, oldest first. uploaded: likewise of the adapter versions that targets have. ended: the mark of the job's end or rest (`Progress.rest_mark`) up to
-    which every destination has everything; empty while the job goes on. at: unix seconds.
+    Attributes:
+        destinations: state of each destination: trackers, webhooks and upload targets.
+        told: marks of the messages that were posted to webhooks (`notifications.Message.mark`), oldest first.
+        uploaded: marks of the adapter versions that were uploaded (`TARGET AGENT@vVERSION`), oldest first.
+        ended: `Progress.rest_mark` of the end or suspension whose records every destination has; empty if a destination lacks
+            records, or the job is neither final nor suspended.
+        at: time of the report, in unix seconds.
     """
 
     destinations: tuple[DestinationReport, ...] = ()

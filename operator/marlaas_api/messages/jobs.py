@@ -293,12 +293,15 @@ class Progress(JobMessage):
 
     @property
     def end_mark(self) -> str:
-        """Name of the job's end, such as `Succeeded 40/40`; empty while it goes on. A job that is given more steps ends anew."""
+        """Phase, step and number of steps of a job in a final phase, such as `Succeeded 40/40`; else empty. Names this end of the job.
+
+        A job that is given more steps after its end has another mark at its next end.
+        """
         return self.rest_mark if self.phase.final else ""
 
     @property
     def rest_mark(self) -> str:
-        """The same for a job that has ended or is suspended; empty while it goes on or waits."""
+        """Like `end_mark`, but also for a suspended job, such as `Suspended 12/40`; empty in all other phases."""
         rests = self.phase.final or self.phase is Phase.SUSPENDED
         return f"{self.phase} {self.step}/{self.steps}" if rests else ""
 
