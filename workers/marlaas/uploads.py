@@ -68,7 +68,7 @@ class HubTarget:
 
     Attributes:
         is_private: whether repositories that an upload creates are private.
-        ready: checks that a token is present, and raises UploadRefused without one.
+        ready: checks that there is a token; raises InvalidInput if there is none.
     """
 
     is_private: bool
