@@ -31,9 +31,11 @@ _started: list[ControlPlane] = []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that use a server."""
+    """Mark the tests that use a server. Raises pytest.UsageError for one outside FOLDERS."""
     for item in items:
         if not set(SERVERS).isdisjoint(getattr(item, "fixturenames", ())):
+            if not _is_of_server(item):
+                raise pytest.UsageError(f"{item.nodeid} uses an API server: add its folder to api_server.FOLDERS")
             item.add_marker(pytest.mark.api_server)
 
 
@@ -52,8 +54,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
         binaries.ensure(sorted(names))
     result = yield
     if _is_of_server(item) and nextitem is not None and not _is_of_server(nextitem):
-        for plane in _started:
-            plane.stop()
+        later = item.session.items[item.session.items.index(item) + 1 :]
+        if not any(map(_is_of_server, later)):  # `--ff` mixes the folders
+            for plane in _started:
+                plane.stop()
     return result
 
 

@@ -1,8 +1,9 @@
-"""The few requests to an API server that the fixtures make themselves: JSON over one kept connection."""
+"""The few requests to an API server that the fixtures make themselves: JSON over one kept connection, and one more for each watch."""
 
 import http.client
 import json
 import ssl
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -12,6 +13,8 @@ from marlaas_e2e.certificates import KeyPair
 Object = Mapping[str, Any]
 _WATCH_S = 300
 """Seconds after which the server ends a watch."""
+_IDLE_S = 60.0
+"""Seconds after which an idle connection is not used again. The server closes it after 90."""
 
 
 class ApiError(Exception):
@@ -30,6 +33,7 @@ class ApiClient:
         self._context = ssl.create_default_context(cafile=authority)
         self._context.load_cert_chain(client.certificate, client.key)
         self._connection: http.client.HTTPSConnection | None = None
+        self._used_at = 0.0
 
     def get(self, path: str) -> Object:
         return self._object("GET", path)
@@ -46,7 +50,10 @@ class ApiClient:
             if response.status >= 300:
                 raise ApiError(response.status, response.read().decode(errors="replace")[:500])
             while line := response.readline():
-                yield cast(Object, json.loads(line))
+                event = json.loads(line)
+                if event["type"] == "ERROR":  # a Status; 410: the version is too old
+                    raise ApiError(int(event["object"].get("code", 0)), str(event["object"].get("message")))
+                yield cast(Object, event)
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise ApiError(0, str(error)) from error
         finally:
@@ -78,11 +85,15 @@ class ApiClient:
     def _request(self, method: str, path: str, content: Object | None) -> tuple[int, bytes]:
         body = None if content is None else json.dumps(content)
         try:
+            if time.monotonic() - self._used_at > _IDLE_S:
+                self.close()
             if self._connection is None:
                 self._connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=5)
             self._connection.request(method, path, body, {"Content-Type": "application/json"})
             response = self._connection.getresponse()
-            return response.status, response.read()
+            content = response.read()
+            self._used_at = time.monotonic()
+            return response.status, content
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise ApiError(0, str(error)) from error

@@ -12,8 +12,7 @@ from tests.tables import rows
 from marlaas_api.messages import Ending, FaultClass, ReplyPhase
 from marlaas_api.names import BRANCH_TURNS
 from marlaas_worker.sandbox import attempt, server, service
-from marlaas_worker.sandbox.faults import fault_of_exit
-from marlaas_worker.sandbox.server import Ended, Server
+from marlaas_worker.sandbox.server import Server
 from marlaas_worker.sandbox.turns import TurnClient, TurnWaited
 
 pytestmark = pytest.mark.processes
@@ -239,9 +238,3 @@ async def test_a_kill_that_is_reported_late_or_never_is_not_the_policys(harness,
         monkeypatch.setattr("marlaas_worker.sandbox.server._SILENCE_S", 0.2)
     (episode,) = await harness.play(name, args={"file": str(file)})
     assert episode.fault is fault, episode.fault_text
-
-
-@pytest.mark.parametrize(("ended", "fault", "by_policy"), rows(__file__, "exits"))
-def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
-    found = fault_of_exit(Ended(*ended), "64Mi")
-    assert (found.fault, found.by_policy) == (fault, by_policy)

@@ -1,4 +1,4 @@
-"""Turns of several agents and of parts that run at the same time, and the answers that their threads wait for."""
+"""Turns of several agents and of parts that run at the same time, the answers that their threads wait for, and what the exit of a child means."""
 
 import json
 import socket
@@ -21,6 +21,8 @@ from marlaas_api.messages import (
 from marlaas_api.messages.training_settings import DistillationSettings
 from marlaas_api.names import BRANCH_TURNS, SCORES
 from marlaas_worker.sandbox.channel import SupervisorChannel, encode_frame, receive_frame
+from marlaas_worker.sandbox.faults import fault_of_exit
+from marlaas_worker.sandbox.server import Ended
 
 
 async def test_turns_name_their_parents_and_the_last_replica_and_leaves_are_where_branches_end(harness):
@@ -227,3 +229,9 @@ def test_all_waiting_threads_learn_that_the_connection_is_closed():
             receive_frame(theirs)
         theirs.close()
         assert all(isinstance(turn.exception(20), EOFError) for turn in turns)
+
+
+@pytest.mark.parametrize(("ended", "fault", "by_policy"), rows(__file__, "exits"))
+def test_the_exit_of_a_child_determines_the_fault(ended, fault, by_policy):
+    found = fault_of_exit(Ended(*ended), "64Mi")
+    assert (found.fault, found.by_policy) == (fault, by_policy)

@@ -19,7 +19,7 @@ from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import PoolDocument
 from marlaas_worker.prepare import main
-from marlaas_worker.process_setup import heap_of_start, make_home
+from marlaas_worker.process_setup import collect_once_ready, make_home
 
 # Imports first: the interpreter may lie where that user may not read.
 NAMELESS = data(__file__, "nameless")
@@ -92,15 +92,23 @@ async def test_garbage_is_collected_once_the_role_is_ready_or_ends_and_before_th
 ):
     ready, frozen = asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(gc, "freeze", frozen.set)
-    async with heap_of_start(ready.is_set, check_s=0.0):
+    async with collect_once_ready(ready.is_set, check_s=0.0):
         assert not gc.isenabled()
         assert forked_collects()
         ready.set()
         await frozen.wait()
         assert gc.isenabled()
-    async with heap_of_start(lambda: False):
+    async with collect_once_ready(lambda: False):
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+async def test_a_role_that_is_not_ready_for_long_collects_garbage_all_the_same(monkeypatch):
+    enabled, enable = asyncio.Event(), gc.enable
+    monkeypatch.setattr(gc, "enable", lambda: (enable(), enabled.set()))
+    async with collect_once_ready(lambda: False, longest_s=0.0):
+        await enabled.wait()
+        assert gc.isenabled()
 
 
 def imported(module):

@@ -41,7 +41,7 @@ class JobNews:
     Attributes:
         document: of the job.
         progress: the job's last published progress; None if there is none.
-        active_at: unix seconds of the job's creation, last step or evaluation, or last admission, whichever is last.
+        active_at: unix seconds of the job's last record or admission, or of the caller's start, whichever is last.
         links: URLs of the job's runs in trackers; they are appended to messages.
     """
 

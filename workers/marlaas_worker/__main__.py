@@ -27,7 +27,7 @@ from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_api.prctl import die_with_parent
 from marlaas_worker.metrics import Metrics
-from marlaas_worker.process_setup import ask_for_the_same_bits, heap_of_start, make_home, set_memory_variables
+from marlaas_worker.process_setup import ask_for_the_same_bits, collect_once_ready, make_home, set_memory_variables
 from marlaas_worker.role import RoleContext
 
 
@@ -144,7 +144,7 @@ async def _serve(options: argparse.Namespace, stop: asyncio.Event | None) -> Non
 @contextlib.asynccontextmanager
 async def _alone(context: RoleContext) -> AsyncIterator[None]:
     """For a role that has this process to itself: stop it on signals to the process, and keep its start out of garbage collections."""
-    async with heap_of_start(lambda: context.metrics.ready()), stop_on_signals(context.stop):
+    async with collect_once_ready(lambda: context.metrics.ready()), stop_on_signals(context.stop):
         yield
 
 

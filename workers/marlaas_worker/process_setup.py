@@ -10,6 +10,7 @@ matplotlib, the hub's client), and torch's compiler asks for the user's name. A 
 
 import asyncio
 import contextlib
+import functools
 import gc
 import getpass
 import os
@@ -47,25 +48,27 @@ def set_memory_variables(role: str) -> None:
 USER = "marlaas"
 
 
-START_S = 60.0
-"""Seconds after which a role collects garbage though it is not ready: it may wait for hours, for example for the bus."""
+MAX_UNCOLLECTED_S = 60.0
+"""Longest time in seconds without collections of garbage, from the first turn of the event loop. A role may wait for hours until it is ready."""
 
 
 @contextlib.asynccontextmanager
-async def heap_of_start(is_ready: Callable[[], bool], check_s: float = 1.0) -> AsyncIterator[None]:
+async def collect_once_ready(
+    is_ready: Callable[[], bool], check_s: float = 1.0, longest_s: float = MAX_UNCOLLECTED_S
+) -> AsyncIterator[None]:
     """Collect no garbage while the role starts; once it is ready, exclude all objects of its start from later collections.
 
     The imports of torch, transformers and vllm make 400,000 to 700,000 objects. Collections during them take a tenth to a fifth of
-    the start's CPU time, and a full collection after them stops the event loop for 0.2 to 0.4 s. Forked processes, such as vLLM's core, collect
-    as usual.
+    the start's CPU time, and a full collection after them stops the event loop for 0.2 to 0.4 s.
 
     Args:
         is_ready: whether the role is ready.
         check_s: seconds between two calls of `is_ready`.
+        longest_s: seconds after which garbage is collected although the role is not ready.
     """
     gc.disable()
-    os.register_at_fork(after_in_child=gc.enable)
-    freezing = asyncio.create_task(_freeze_heap(is_ready, check_s))
+    _collect_in_forked_processes()
+    freezing = asyncio.create_task(_freeze_heap(is_ready, check_s, longest_s))
     try:
         yield
     finally:
@@ -73,15 +76,26 @@ async def heap_of_start(is_ready: Callable[[], bool], check_s: float = 1.0) -> A
         gc.enable()
 
 
-async def _freeze_heap(is_ready: Callable[[], bool], check_s: float) -> None:
-    late = asyncio.get_running_loop().call_later(START_S, gc.enable)
+async def _freeze_heap(is_ready: Callable[[], bool], check_s: float, longest_s: float) -> None:
+    late = asyncio.get_running_loop().call_later(longest_s, gc.enable)
     try:
         while not is_ready():  # noqa: ASYNC110 (roles report readiness by a function)
             await asyncio.sleep(check_s)
+        gc.collect()
+        gc.freeze()
     finally:
         late.cancel()
-    gc.collect()
-    gc.freeze()
+        gc.enable()
+
+
+@functools.cache
+def _collect_in_forked_processes() -> None:
+    """Let processes that are forked from now on, such as vLLM's core, collect their own garbage, whatever this process does."""
+    os.register_at_fork(after_in_child=_collect_own_garbage)
+
+
+def _collect_own_garbage() -> None:
+    gc.freeze()  # A collection of the inherited objects would copy the memory that this process shares with its parent.
     gc.enable()
 
 

@@ -21,7 +21,7 @@ class Mirror:
         self._length = length
 
     def play(self, task: Task, agent: Agent) -> Score:
-        """One turn, and a moment of other work, so that many such jobs leave the machine room."""
+        """One turn, and a moment of other work, so that many such jobs leave the processors free."""
         time.sleep(1.0)
         word = task.draw(self._word)
         reply = agent.say(f"reverse: {word}").text.strip()

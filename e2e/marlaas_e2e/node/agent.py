@@ -14,18 +14,19 @@ from functools import partial
 from pathlib import Path
 
 from marlaas_e2e.api import ApiClient, ApiError
+from marlaas_e2e.collection_cache import CollectionCache
 from marlaas_e2e.node.layout import Layout
 from marlaas_e2e.node.policies import KINDS, Network
 from marlaas_e2e.node.servers import api_client
 from marlaas_e2e.node.volumes import folder_of, missing_volumes, released_volumes
-from marlaas_e2e.watched import Watched
 
 _PERIOD_S = 1.0
+"""Longest time in seconds between two comparisons; after it, a change that failed is made again."""
 _PAUSE_S = 0.1
 """Seconds between two comparisons, so that many changes at once cost one."""
 _VOLUMES, _CLAIMS = "/api/v1/persistentvolumes", "/api/v1/persistentvolumeclaims"
 _DONE = (404, 409)
-"""Statuses of a deletion of what has gone, and of a creation of what exists."""
+"""HTTP statuses: the object to delete does not exist (404); the object to create exists (409)."""
 
 
 class PolicyRefused(Exception):
@@ -35,12 +36,12 @@ class PolicyRefused(Exception):
 class PolicyEnforcer:
     """Keeps the namespace's nftables rules equal to the policies."""
 
-    def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+    def __init__(self, cache: CollectionCache) -> None:
+        self._cache = cache
         self._applied = ""
 
     def step(self) -> None:
-        script = Network(*map(self._watched.objects, KINDS)).nft_script()
+        script = Network(*map(self._cache.objects, KINDS)).nft_script()
         if script != self._applied:
             done = subprocess.run(["nft", "-f", "-"], input=script, capture_output=True, text=True)
             if done.returncode != 0:
@@ -51,13 +52,13 @@ class PolicyEnforcer:
 class Provisioner:
     """Makes a folder and a volume for every pending claim, and removes both when the claim is gone."""
 
-    def __init__(self, client: ApiClient, watched: Watched, folder: Path) -> None:
+    def __init__(self, client: ApiClient, cache: CollectionCache, folder: Path) -> None:
         self._client = client
-        self._watched = watched
+        self._cache = cache
         self._folder = folder
 
     def step(self) -> None:
-        claims, volumes = self._watched.objects(_CLAIMS), self._watched.objects(_VOLUMES)
+        claims, volumes = self._cache.objects(_CLAIMS), self._cache.objects(_VOLUMES)
         for volume in missing_volumes(claims, volumes, self._folder):
             folder_of(volume).mkdir(parents=True, exist_ok=True)
             with _done_already():
@@ -82,8 +83,8 @@ def main() -> None:
     """Run until killed."""
     layout = Layout(Path(sys.argv[1]))
     client = api_client(layout)
-    watched = Watched(partial(api_client, layout), (*KINDS, _CLAIMS, _VOLUMES))
-    enforcer, provisioner = PolicyEnforcer(watched), Provisioner(client, watched, layout.volumes)
+    cache = CollectionCache(partial(api_client, layout), (*KINDS, _CLAIMS, _VOLUMES))
+    enforcer, provisioner = PolicyEnforcer(cache), Provisioner(client, cache, layout.volumes)
     said = ""
     while True:
         now = "".join(filter(None, (_tried(enforcer.step), _tried(provisioner.step))))
@@ -91,7 +92,7 @@ def main() -> None:
             print(now, file=sys.stderr, flush=True)
         said = now
         time.sleep(_PAUSE_S)
-        watched.wait(_PERIOD_S)
+        cache.wait(_PERIOD_S)
 
 
 def _tried(step: Callable[[], None]) -> str | None:

@@ -3,7 +3,7 @@
 A test fixture: it enforces what the objects mean (selectors, address blocks, ports, both directions, isolation by
 default), and is no network vendor's implementation. It knows IPv4 pods only, and no named ports, ranges of ports and
 expressions, which no policy of ours has. Connections that exist when a policy comes are left alone, and a new pod is
-open until the next pass (a fraction of a second).
+open until the kubelet has reported its address (a second) and the next pass (a tenth of a second).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

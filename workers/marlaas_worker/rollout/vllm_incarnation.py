@@ -147,7 +147,7 @@ class EngineIncarnation:
         self.llm.engine_core.resources.ctx.destroy(linger=0)
         self.llm.shutdown = _done  # `AsyncLLM.__del__` calls it again, at the interpreter's exit without vLLM's modules
         self.llm = None
-        gc.unfreeze()  # `process_setup.heap_of_start` has excluded this incarnation's objects.
+        gc.unfreeze()  # `process_setup.collect_once_ready` has excluded this incarnation's objects.
         gc.collect()  # vLLM's objects form cycles, and print errors if they are collected at the interpreter's exit.
 
     def _core_ended(self) -> None:

@@ -22,6 +22,7 @@ the rest. On a CPU, the free memory is
 - else: `UNLIMITED_PART` of the machine's available memory, since other processes of the machine need memory too.
 """
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -206,6 +207,7 @@ class AgentMemory:
 
 def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
     """Measure the memory for agents. Call it after the base model was loaded, and before an agent is bound."""
+    gc.collect()  # Garbage of the start, which `process_setup` does not collect, would count as used.
     bytes_per_rank = TRAINED_COPIES * _NUMBER_BYTES * model.parameters_per_rank
     most = trainer_activations(pool.spec)
     if model.device.type != "cuda":

@@ -1,8 +1,10 @@
 """Collections of an API server's objects, kept in memory by a watch each, as the informers of client libraries do."""
 
+import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 
 from marlaas_e2e.api import ApiClient, ApiError, Object
@@ -11,8 +13,11 @@ _PAUSE_S = 0.5
 """Seconds between an error and the next list."""
 
 
-class Watched:
-    """The objects of collections, by the paths of the collections; a thread follows each. Never ends.
+class CollectionCache:
+    """Cache of the objects of some collections.
+
+    One daemon thread per collection lists and watches it until the process ends. The constructor returns when all collections have
+    been listed.
 
     connect: makes a client; each thread has its own. paths: of the collections.
     """
@@ -37,10 +42,18 @@ class Watched:
         self._changed.clear()
 
     def _follow(self, path: str) -> None:
+        try:
+            self._follow_for_ever(path)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)  # rather than answer from a collection that no thread follows
+
+    def _follow_for_ever(self, path: str) -> None:
         client, said = self._connect(), ""
         while True:
             try:
                 self._list_and_watch(client, path)
+                said = ""
             except ApiError as error:
                 if (now := f"{path}: {error}") != said:
                     print(now, file=sys.stderr, flush=True)
@@ -56,11 +69,9 @@ class Watched:
         if is_first:
             self._listed.release()
         for event in client.watch(path, answer["metadata"]["resourceVersion"]):
-            kind, one = event["type"], event["object"]
-            if kind == "ERROR":  # the version is too old: list anew
-                return
+            one = event["object"]
             known = dict(self._objects[path])
-            if kind == "DELETED":
+            if event["type"] == "DELETED":
                 known.pop(one["metadata"]["uid"], None)
             else:
                 known[one["metadata"]["uid"]] = one
