@@ -91,9 +91,9 @@ class ApiClient:
                 self._connection = http.client.HTTPSConnection(self._address, context=self._context, timeout=5)
             self._connection.request(method, path, body, {"Content-Type": "application/json"})
             response = self._connection.getresponse()
-            content = response.read()
+            answer = response.read()
             self._used_at = time.monotonic()
-            return response.status, content
+            return response.status, answer
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise ApiError(0, str(error)) from error
