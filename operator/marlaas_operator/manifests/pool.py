@@ -31,7 +31,7 @@ _COMPILED = {
     "TRITON_CACHE_DIR": f"{_CACHE}/compiled/triton",
     "TORCHINDUCTOR_CACHE_DIR": f"{_CACHE}/compiled/inductor",
 }
-"""Where engines and trainers on a GPU keep the kernels that they compile: with a claim for models, a new pod finds them there."""
+"""Where engines and trainers keep the kernels that they compile, and vLLM what it knows of model classes: with a claim for models, a new pod finds both there."""
 _PREPARED = f"{pods.SCRATCH}/{DOCUMENT}"
 _GRACE_S = 45
 """An engine drains for up to 20 s (`marlaas_worker.rollout.service.DRAIN_S`) and then stops.
@@ -220,8 +220,7 @@ def _prepare(pool: ModelPool, installation: Installation, workers: WorkersSpec, 
 def _worker(installation: Installation, workers: WorkersSpec, role: str, volumes: Sequence[Volume]) -> Part:
     command = [*pods.worker_command(role, installation.nats_url, installation.blobs.url), "--pool-file", _PREPARED]
     base = {**_base(role, installation, workers, (command, volumes)), **pods.health(_START_S)}
-    if workers.gpus:
-        base["env"] += [{"name": name, "value": value} for name, value in _COMPILED.items()]
+    base["env"] += [{"name": name, "value": value} for name, value in _COMPILED.items()]
     store = installation.blobs.secret_name
     return {**base, "envFrom": [{"secretRef": {"name": store}}]} if store else base
 
