@@ -19,7 +19,7 @@ from marlaas_api.documents import pool_spec
 from marlaas_api.kinds import ModelPoolSpec
 from marlaas_api.messages import PoolDocument
 from marlaas_worker.prepare import main
-from marlaas_worker.process_setup import collect_once_ready, make_home
+from marlaas_worker.process_setup import collect_once_ready, drop_read_only_caches, make_home
 
 # Imports first: the interpreter may lie where that user may not read.
 NAMELESS = data(__file__, "nameless")
@@ -37,6 +37,16 @@ def test_without_a_home_there_is_one_below_scratch_and_otherwise_nothing_is_touc
     assert Path.home() == tmp_path / "scratch" / "home"
     assert Path.home().is_dir()
     assert getpass.getuser() == os.environ.get("LOGNAME", "somebody")
+
+
+def test_caches_that_cannot_be_written_are_the_libraries_default_ones(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "new" / "vllm"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "triton"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    drop_read_only_caches()
+    assert os.environ["VLLM_CACHE_ROOT"] == str(tmp_path / "new" / "vllm")
+    assert {"TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}.isdisjoint(os.environ)
 
 
 @pytest.mark.processes

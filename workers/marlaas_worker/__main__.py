@@ -27,7 +27,13 @@ from marlaas_api.errors import InvalidInput, MarlaasError, first_cause
 from marlaas_api.messages import JobDocument, PoolDocument
 from marlaas_api.prctl import die_with_parent
 from marlaas_worker.metrics import Metrics
-from marlaas_worker.process_setup import ask_for_the_same_bits, collect_once_ready, make_home, set_memory_variables
+from marlaas_worker.process_setup import (
+    ask_for_the_same_bits,
+    collect_once_ready,
+    drop_read_only_caches,
+    make_home,
+    set_memory_variables,
+)
 from marlaas_worker.role import RoleContext
 
 
@@ -68,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _set_up_logging(options.name)
     _die_with_parent()
     make_home(options.scratch)
+    drop_read_only_caches()
     ask_for_the_same_bits()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(options))

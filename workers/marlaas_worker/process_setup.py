@@ -118,15 +118,37 @@ def home_variables(scratch: Path) -> dict[str, str]:
     return added if _has_name() else added | dict.fromkeys(("USER", "LOGNAME"), USER)
 
 
+CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+"""Environment variables with the folders in which libraries keep what they compile. In a cluster they lie on the models' volume."""
+
+
+def drop_read_only_caches() -> None:
+    """Unset the variables in `CACHES` whose folder cannot be created or written, as on a read-only volume: torch would fail at its import.
+
+    The libraries then use their default folders, below the home folder and the folder of temporary files.
+    """
+    for name in CACHES:
+        if name in os.environ and not _can_write(Path(os.environ[name])):
+            del os.environ[name]
+
+
 def _has_home() -> bool:
-    """Return whether a file can be written below the home folder.
+    try:
+        return _can_write(Path.home())
+    except RuntimeError:
+        return False
+
+
+def _can_write(folder: Path) -> bool:
+    """Return whether a file can be written in the folder, which is created if it does not exist.
 
     Permissions are not enough: root passes every permission check but cannot write on a read-only file system.
     """
     try:
-        with tempfile.TemporaryFile(dir=Path.home()):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             return True
-    except (OSError, RuntimeError):
+    except OSError:
         return False
 
 
