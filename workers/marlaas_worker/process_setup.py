@@ -128,7 +128,11 @@ def drop_read_only_caches() -> None:
     The libraries then use their default folders, below the home folder and the folder of temporary files.
     """
     for name in CACHES:
-        if name in os.environ and not _can_write(Path(os.environ[name])):
+        if (folder := os.environ.get(name)) is None:
+            continue
+        with contextlib.suppress(OSError):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        if not _can_write(Path(folder)):
             del os.environ[name]
 
 
@@ -140,12 +144,11 @@ def _has_home() -> bool:
 
 
 def _can_write(folder: Path) -> bool:
-    """Return whether a file can be written in the folder, which is created if it does not exist.
+    """Return whether a file can be written in the folder.
 
     Permissions are not enough: root passes every permission check but cannot write on a read-only file system.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
