@@ -207,7 +207,8 @@ class AgentMemory:
 
 def measure(model: BaseModel, pool: PoolDocument) -> AgentMemory:
     """Measure the memory for agents. Call it after the base model was loaded, and before an agent is bound."""
-    gc.collect()  # Garbage of the start, which `process_setup` does not collect, would count as used.
+    if not gc.isenabled():
+        gc.collect()  # Garbage of the start, which `process_setup` does not collect, would count as used.
     bytes_per_rank = TRAINED_COPIES * _NUMBER_BYTES * model.parameters_per_rank
     most = trainer_activations(pool.spec)
     if model.device.type != "cuda":
