@@ -1,4 +1,5 @@
-"""Setup of a worker's process: settings of MKL, torch and oneDNN, a home folder, a user name, and its garbage collector. Imports no torch.
+"""Setup of a worker's process: settings of MKL, torch and oneDNN, a home folder, a user name, caches, and the garbage
+collector. Imports no torch.
 
 MKL reads its settings once. By default it chooses the order of summation by the alignment of its operands, and the number of threads as it
 goes (Intel, "Obtaining Numerically Reproducible Results"). An adapter read from a file lies anywhere in memory, so the same job could get
@@ -43,9 +44,6 @@ def set_memory_variables(role: str) -> None:
     """Set the variables in `MEMORY_SETTINGS` for this process and its children; keep values that the user has set."""
     for name, value in MEMORY_SETTINGS.get(role, {}).items():
         os.environ.setdefault(name, value)
-
-
-USER = "marlaas"
 
 
 MAX_UNCOLLECTED_S = 60.0
@@ -99,6 +97,9 @@ def _collect_own_garbage() -> None:
     gc.enable()
 
 
+USER = "marlaas"
+
+
 def make_home(scratch: Path) -> None:
     """Give this process a writable home folder and a user name where it has none, by the variables of `home_variables`."""
     os.environ.update(home_variables(scratch))
@@ -116,6 +117,20 @@ def home_variables(scratch: Path) -> dict[str, str]:
         home.mkdir(parents=True, exist_ok=True)
         added["HOME"] = str(home)
     return added if _has_name() else added | dict.fromkeys(("USER", "LOGNAME"), USER)
+
+
+def _has_home() -> bool:
+    try:
+        return _can_write(Path.home())
+    except RuntimeError:
+        return False
+
+
+def _has_name() -> bool:
+    try:
+        return bool(getpass.getuser())
+    except (KeyError, OSError):
+        return False
 
 
 CACHES = ("VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -136,13 +151,6 @@ def drop_read_only_caches() -> None:
             del os.environ[name]
 
 
-def _has_home() -> bool:
-    try:
-        return _can_write(Path.home())
-    except RuntimeError:
-        return False
-
-
 def _can_write(folder: Path) -> bool:
     """Return whether a file can be written in the folder.
 
@@ -152,11 +160,4 @@ def _can_write(folder: Path) -> bool:
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
-        return False
-
-
-def _has_name() -> bool:
-    try:
-        return bool(getpass.getuser())
-    except (KeyError, OSError):
         return False
